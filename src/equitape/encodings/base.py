@@ -1,0 +1,168 @@
+"""The interface of a positional encoding. Every hook does nothing here: that is NoPE.
+
+An encoding is two modules. `PositionalEncoding` belongs to the model: it maps ids, adds to the embeddings, makes the
+positional state of a forward. `LayerEncoding` belongs to a block: it turns queries and keys by the state, biases scores,
+and updates the state. The state is one plain tensor, handed from block to block as an argument and a result, never kept.
+
+Shapes: B batch, N tokens, K keys, H query heads, G key-value heads, D head dimension, C hidden size.
+"""
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from ..registry import Registry
+from .options import Geometry, Options
+from .positions import Positions
+
+ENCODINGS: Registry[type["PositionalEncoding"]] = Registry("encoding")
+
+ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+"""FlexAttention's form of a bias: (score, batch, head, query index, key index) -> score."""
+
+
+class LayerEncoding(nn.Module):
+    """What an encoding does inside one block."""
+
+    def rotate(self, query: Tensor, key: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Bring positions into query [B, H, N, D] and key [B, G, N, D]; the key is cached as returned."""
+        return query, key
+
+    def values(self, state: Tensor | None) -> Tensor | None:
+        """Columns [B, G, N, E] that ride along with the value through attention; None for none."""
+        return None
+
+    def bias(
+        self, query: Tensor, key: Tensor, state: Tensor | None, positions: Positions, key_ids: Tensor,
+        visible: Tensor, scale: float,
+    ) -> Tensor | None:  # fmt: skip
+        """What is added to the scaled scores: [B or 1, H, N, K], or None.
+
+        key: [B, G, K, D] with the cached ones; key_ids: [B, K]; visible: [B, 1, N, K] bool; scale: the softmax scale.
+        """
+        return None
+
+    def score_mod(self, state: Tensor | None, positions: Positions, key_ids: Tensor) -> ScoreMod | None:
+        """The same bias for FlexAttention, for encodings that list it among their backends."""
+        return None
+
+    def update(self, state: Tensor | None, carried: Tensor | None, attended: Tensor, fed: Tensor) -> Tensor | None:
+        """The state of the next block.
+
+        carried: [B, H, N, E], the attention average of `values`; attended: [B, N, C], the normalised token features
+        after attention (the input of the feed-forward part); fed: [B, N, C], its output.
+        """
+        return state
+
+    def reset_parameters(self, std: float) -> None:
+        """Initialise bare parameters (submodules such as nn.Linear are initialised by the model)."""
+
+
+class PositionalEncoding(nn.Module):
+    """What an encoding does for the whole model. Subclasses are registered under the name users give as `kind`."""
+
+    kind: ClassVar[str]
+    options_class: ClassVar[type[Options]] = Options
+    backends: ClassVar[tuple[str, ...]] = ("eager", "sdpa", "flex_attention")
+    """Attention implementations that can serve it."""
+    adds_bias: ClassVar[bool] = False
+    """Whether layers override `bias`; the mask is then always materialised and key ids are worked out."""
+    shift_invariant: bool = True
+    """Whether adding one number to all ids leaves the outputs as they are."""
+    needs_even_head_dim: ClassVar[bool] = False
+    needs_extent: bool = False
+    """Whether `begin` reads `positions.origin` or `positions.span`."""
+    has_field: ClassVar[bool] = False
+    """Whether the state is a field of phasors [B, G, N, D] that a user may look at."""
+
+    def __init__(self, options: Options, geometry: Geometry):
+        super().__init__()
+        self.options = options
+        self.geometry = geometry
+
+    @classmethod
+    def check(cls, options: Any, geometry: Geometry) -> None:
+        """Refuse options that do not fit the model."""
+        if cls.needs_even_head_dim and geometry.head_dim % 2:
+            raise ValueError(
+                f"Encoding {cls.kind!r} rotates pairs of channels, so head_dim must be even; it is {geometry.head_dim}."
+            )
+        options.check(geometry)
+
+    @property
+    def cache_refusal(self) -> str | None:
+        """Why a key-value cache cannot be used, or None when it can."""
+        return None
+
+    @property
+    def causal(self) -> bool:
+        """Whether a later token leaves the outputs of earlier ones as they are."""
+        return True
+
+    @property
+    def score_scale(self) -> float:
+        """A factor on the softmax scale 1 / sqrt(D)."""
+        return 1.0
+
+    @property
+    def value_columns(self) -> list[int]:
+        """How many columns each block adds to the cached value."""
+        return [0] * self.geometry.num_layers
+
+    def map_ids(self, positions: Positions) -> Positions:
+        """Replace ids before anything reads them (once per forward, outside checkpointed code)."""
+        return positions
+
+    def embed(self, x: Tensor, positions: Positions) -> Tensor:
+        """Add to the token embeddings [B, N, C]."""
+        return x
+
+    def begin(self, positions: Positions, dtype: torch.dtype) -> Tensor | None:
+        """The state handed to the first block, in the model's dtype."""
+        return None
+
+    def layer(self, index: int) -> LayerEncoding:
+        """The part that lives in block `index`."""
+        return LayerEncoding()
+
+    def reset_parameters(self, std: float) -> None:
+        """Initialise bare parameters."""
+
+    def extra_repr(self) -> str:
+        given = ", ".join(f"{key}={value!r}" for key, value in self.options.to_dict().items())
+        return f"kind={self.kind!r}{', ' + given if given else ''}"
+
+
+def register_encoding(kind: str) -> Callable[[type[PositionalEncoding]], type[PositionalEncoding]]:
+    """Class decorator: make an encoding available under `kind`."""
+
+    def add(cls: type[PositionalEncoding]) -> type[PositionalEncoding]:
+        cls.kind = kind
+        ENCODINGS.register(kind, cls)
+        return cls
+
+    return add
+
+
+def parse_encoding(given: str | dict[str, Any] | None, geometry: Geometry) -> dict[str, Any]:
+    """Check a user's choice of encoding against the model and spell it out in full."""
+    if given is None:
+        given = {"kind": "rope"}
+    if isinstance(given, str):
+        given = {"kind": given}
+    if "kind" not in given:
+        raise ValueError(f"The encoding {given!r} does not say its kind, for example {{'kind': 'tape'}}.")
+    chosen = dict(given)
+    cls = ENCODINGS[chosen.pop("kind")]
+    options = cls.options_class.parse(chosen, f"Encoding {cls.kind!r}")
+    cls.check(options, geometry)
+    return {"kind": cls.kind, **options.to_dict()}
+
+
+def build_encoding(chosen: dict[str, Any], geometry: Geometry) -> PositionalEncoding:
+    """The encoding a configuration names."""
+    spelled = parse_encoding(chosen, geometry)
+    cls = ENCODINGS[spelled.pop("kind")]
+    return cls(cls.options_class.parse(spelled, f"Encoding {cls.kind!r}"), geometry)

@@ -1,0 +1,62 @@
+"""CoPE: positions counted by content; each query decides which keys to count (docs/encodings/cope.md)."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from .base import LayerEncoding, PositionalEncoding, register_encoding
+from .options import Geometry, Options
+from .positions import Positions
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoPEOptions(Options):
+    """Options of CoPE."""
+
+    num_positions: int = 64
+    """Counted positions 0 .. num_positions - 1 have embeddings; larger counts share the last one."""
+
+    def __post_init__(self) -> None:
+        if self.num_positions < 2:
+            raise ValueError(f"Encoding 'cope' needs num_positions of 2 or more; it is {self.num_positions}.")
+
+
+class CoPELayer(LayerEncoding):
+    """p_ij = sum_{t=j..i} sigmoid(scale q_i k_t); the score gains scale q_i e[p_ij], e interpolated between integers."""
+
+    def __init__(self, options: CoPEOptions, head_dim: int):
+        super().__init__()
+        self.embedding = nn.Parameter(torch.empty(head_dim, options.num_positions))
+
+    def reset_parameters(self, std: float) -> None:
+        nn.init.zeros_(self.embedding)
+
+    def bias(
+        self, query: Tensor, key: Tensor, state: Tensor | None, positions: Positions, key_ids: Tensor,
+        visible: Tensor, scale: float,
+    ) -> Tensor:  # fmt: skip
+        key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
+        # counts reach thousands, where half precision has no fractions left
+        logits = (query @ key.transpose(-1, -2) * scale).to(torch.promote_types(query.dtype, torch.float32))
+        gates = torch.sigmoid(logits).masked_fill(~visible, 0.0)
+        count = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=self.embedding.shape[1] - 1)
+        below = count.floor()
+        weight = (count - below).to(query.dtype)
+        at_integers = query @ self.embedding * scale
+        lower = at_integers.gather(-1, below.long())
+        upper = at_integers.gather(-1, count.ceil().long())
+        return lower * (1 - weight) + upper * weight
+
+
+@register_encoding("cope")
+class CoPE(PositionalEncoding):
+    """Ids play no part: only the order of the visible keys does. Quadratic in memory, like its authors' code."""
+
+    options_class = CoPEOptions
+    options: CoPEOptions
+    backends = ("eager", "sdpa")
+    adds_bias = True
+
+    def layer(self, index: int) -> LayerEncoding:
+        return CoPELayer(self.options, self.geometry.head_dim)

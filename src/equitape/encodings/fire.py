@@ -1,0 +1,70 @@
+"""FIRE: a small network of the distance, normalised by the query's own position (docs/encodings/fire.md)."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from .base import LayerEncoding, PositionalEncoding, register_encoding
+from .frequencies import position_dtype
+from .options import Geometry, Options
+from .positions import Positions
+
+
+@dataclass(frozen=True, kw_only=True)
+class FIREOptions(Options):
+    """Options of FIRE."""
+
+    width: int = 32
+    """Hidden units of the network."""
+    initial_c: float = 0.1
+    initial_threshold: float = 512.0
+    """Start of L, the position below which distances are normalised by L instead of by the query's position."""
+
+    def __post_init__(self) -> None:
+        if self.width < 1 or self.initial_c <= 0 or self.initial_threshold <= 0:
+            raise ValueError("Encoding 'fire' needs width, initial_c and initial_threshold above 0.")
+
+
+class FIRELayer(LayerEncoding):
+    """b_ij = f(psi(p_i - p_j) / psi(max(p_i, L))), psi(x) = log(|c x| + 1), f a network 1 -> width -> H."""
+
+    def __init__(self, options: FIREOptions, num_heads: int):
+        super().__init__()
+        self.options = options
+        self.inner = nn.Linear(1, options.width)
+        self.outer = nn.Linear(options.width, num_heads)
+        self.c = nn.Parameter(torch.empty(()))
+        self.threshold_factor = nn.Parameter(torch.empty(()))
+
+    def reset_parameters(self, std: float) -> None:
+        nn.init.constant_(self.c, self.options.initial_c)
+        nn.init.constant_(self.threshold_factor, 1.0)
+
+    def bias(
+        self, query: Tensor, key: Tensor, state: Tensor | None, positions: Positions, key_ids: Tensor,
+        visible: Tensor, scale: float,
+    ) -> Tensor:  # fmt: skip
+        exact = position_dtype(query.device)
+        ids = positions.ids[:, :, None].to(exact)
+        distance = (ids - key_ids[:, None, :]).clamp(min=0)
+        c = self.c.to(exact)
+        threshold = (self.threshold_factor.to(exact) * self.options.initial_threshold).abs()
+        normaliser = torch.log((c * torch.maximum(ids, threshold)).abs() + 1) + 1e-6
+        relative = torch.log((c * distance).abs() + 1) / normaliser
+        hidden = torch.relu(self.inner(relative[..., None].to(self.inner.weight.dtype)))
+        return self.outer(hidden).permute(0, 3, 1, 2)
+
+
+@register_encoding("fire")
+class FIRE(PositionalEncoding):
+    """A network for every layer. Normalising by p_i ties it to absolute positions."""
+
+    options_class = FIREOptions
+    options: FIREOptions
+    backends = ("eager", "sdpa")
+    adds_bias = True
+    shift_invariant = False
+
+    def layer(self, index: int) -> LayerEncoding:
+        return FIRELayer(self.options, self.geometry.num_heads)

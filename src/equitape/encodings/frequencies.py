@@ -1,0 +1,149 @@
+"""Rotary frequencies and the phasors made from them: pure functions, nothing stored.
+
+Angles are formed in float64 (float32 where the device has none), whatever the model's dtype: in float32 an angle near a
+million radians may be off by 0.03. Nothing is kept as a buffer, so casting a model to half precision cannot round them.
+
+Shapes: D head dimension, M = D / 2 frequencies.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..registry import describe_choices
+from .options import Options
+
+SCALINGS = ("default", "theta", "linear", "ntk", "dynamic", "yarn", "llama3")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scaling(Options):
+    """How rotary frequencies are changed for contexts longer than the trained one (docs/encodings/rope.md)."""
+
+    kind: str = "default"
+    factor: float = 1.0
+    """How many times longer the context becomes."""
+    original_max_positions: int | None = None
+    """Trained context; needed by dynamic, yarn and llama3."""
+    theta: float | None = None
+    """The new base, for kind "theta"."""
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+    """YaRN's factor on queries and keys; worked out from `factor` when left out."""
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool = True
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+
+    def __post_init__(self) -> None:
+        if self.kind not in SCALINGS:
+            raise ValueError(f"Unknown rotary scaling {self.kind!r}.{describe_choices(self.kind, SCALINGS)}")
+        if self.factor < 1.0:
+            raise ValueError(f"Rotary scaling factor is {self.factor}; it must be 1 or more.")
+        if self.kind in ("dynamic", "yarn", "llama3") and self.original_max_positions is None:
+            raise ValueError(f"Rotary scaling {self.kind!r} needs original_max_positions, the trained context length.")
+        if self.kind == "theta" and (self.theta is None or self.theta <= 1.0):
+            raise ValueError(f"Rotary scaling 'theta' needs theta above 1, the new base; it is {self.theta}.")
+        if self.kind == "llama3" and self.high_freq_factor <= self.low_freq_factor:
+            raise ValueError("Rotary scaling 'llama3' needs high_freq_factor above low_freq_factor.")
+
+
+def softmax_scale(scaling: Scaling) -> float:
+    """What YaRN multiplies scores by.
+
+    transformers scales cos and sin, hence queries and keys alike; the same square on the softmax scale leaves the
+    rotation a pure rotation.
+    """
+    if scaling.kind != "yarn":
+        return 1.0
+    if scaling.attention_factor is not None:
+        return scaling.attention_factor**2
+
+    def magnitude(weight: float) -> float:
+        return 0.1 * weight * math.log(scaling.factor) + 1.0
+
+    if scaling.mscale and scaling.mscale_all_dim:
+        return (magnitude(scaling.mscale) / magnitude(scaling.mscale_all_dim)) ** 2
+    return magnitude(1.0) ** 2
+
+
+def position_dtype(device: torch.device) -> torch.dtype:
+    """float64, or float32 on devices without it."""
+    return torch.float32 if device.type in ("mps", "xla") else torch.float64
+
+
+def inverse_frequencies(
+    head_dim: int, theta: float, scaling: Scaling, device: torch.device, span: Tensor | None = None
+) -> Tensor:
+    """theta_m after scaling: [M], or [..., M] for dynamic NTK, where `span` [...] is the length of each sequence."""
+    dtype = position_dtype(device)
+    exponent = torch.arange(0, head_dim, 2, device=device, dtype=dtype) / head_dim
+    if scaling.kind == "theta":
+        assert scaling.theta is not None
+        theta = scaling.theta
+    if scaling.kind == "ntk":
+        theta = theta * scaling.factor ** (head_dim / (head_dim - 2))
+    if scaling.kind == "dynamic":
+        assert scaling.original_max_positions is not None and span is not None
+        trained = scaling.original_max_positions
+        stretch = scaling.factor * span.to(dtype).clamp(min=trained) / trained - (scaling.factor - 1)
+        return (theta * stretch[..., None] ** (head_dim / (head_dim - 2))) ** -exponent
+    plain = torch.as_tensor(theta, device=device, dtype=dtype) ** -exponent
+    if scaling.kind == "linear":
+        return plain / scaling.factor
+    if scaling.kind == "yarn":
+        return _yarn(plain, head_dim, theta, scaling)
+    if scaling.kind == "llama3":
+        return _llama3(plain, scaling)
+    return plain
+
+
+def _yarn(plain: Tensor, head_dim: int, theta: float, scaling: Scaling) -> Tensor:
+    """Fast frequencies stay, slow ones are interpolated, a linear ramp lies between (arXiv 2309.00071, eq. 17-23)."""
+    assert scaling.original_max_positions is not None
+
+    def dim_of(rotations: float) -> float:
+        wavelength = scaling.original_max_positions / (rotations * 2 * math.pi)  # type: ignore[operator]
+        return head_dim * math.log(wavelength) / (2 * math.log(theta))
+
+    low, high = dim_of(scaling.beta_fast), dim_of(scaling.beta_slow)
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    if low == high:
+        high += 0.001
+    index = torch.arange(head_dim // 2, device=plain.device, dtype=plain.dtype)
+    interpolated = ((index - low) / (high - low)).clamp(0, 1)
+    return plain * (1 - interpolated) + plain / scaling.factor * interpolated
+
+
+def _llama3(plain: Tensor, scaling: Scaling) -> Tensor:
+    """Llama 3.1's rule: by wavelength against the trained context, smooth in between."""
+    assert scaling.original_max_positions is not None
+    turns = scaling.original_max_positions * plain / (2 * math.pi)
+    smooth = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    smooth = smooth.clamp(0, 1)
+    return plain * smooth + plain / scaling.factor * (1 - smooth)
+
+
+def phasors(ids: Tensor, frequencies: Tensor, dtype: torch.dtype) -> Tensor:
+    """exp(i theta_m p) as [cos | sin]. ids [B, N], frequencies [M] or [B, N, M] -> [B, 1, N, D] in `dtype`."""
+    angles = ids[..., None].to(frequencies.dtype) * frequencies
+    return torch.cat((angles.cos(), angles.sin()), dim=-1).to(dtype)[:, None]
+
+
+def multiply(x: Tensor, phasor: Tensor) -> Tensor:
+    """Complex product of fields held half-split, real parts first. x [B, H, N, D], phasor [B, G or 1, N, D] -> x's shape.
+
+    Query head h is turned by the phasor of its key-value head h // (H / G).
+    """
+    heads, groups = x.shape[1], phasor.shape[1]
+    if groups not in (1, heads):
+        phasor = phasor.repeat_interleave(heads // groups, dim=1)
+    real, imaginary = phasor.chunk(2, dim=-1)
+    x_real, x_imaginary = x.chunk(2, dim=-1)
+    return torch.cat((x_real * real - x_imaginary * imaginary, x_real * imaginary + x_imaginary * real), dim=-1)

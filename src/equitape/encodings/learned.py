@@ -1,0 +1,47 @@
+"""Learned absolute positions added to the embeddings (docs/encodings/learned.md)."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from .base import PositionalEncoding, register_encoding
+from .options import Geometry, Options
+from .positions import Positions
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnedOptions(Options):
+    """Options of the learned table."""
+
+    num_positions: int | None = None
+    """Rows of the table; the model's max_position_embeddings when left out."""
+
+    def check(self, geometry: Geometry) -> None:
+        if self.num_positions is not None and self.num_positions < 1:
+            raise ValueError(f"Encoding 'learned' needs num_positions of 1 or more; it is {self.num_positions}.")
+
+
+@register_encoding("learned")
+class Learned(PositionalEncoding):
+    """x_i + P[p_i], P a trained table."""
+
+    options_class = LearnedOptions
+    options: LearnedOptions
+    shift_invariant = False
+
+    def __init__(self, options: LearnedOptions, geometry: Geometry):
+        super().__init__(options, geometry)
+        self.table = nn.Embedding(options.num_positions or geometry.max_positions, geometry.hidden_size)
+
+    def embed(self, x: Tensor, positions: Positions) -> Tensor:
+        rows = self.table.num_embeddings
+        # reading a value stalls an accelerator and breaks a compiled graph: look only where it is free
+        if not torch.compiler.is_compiling() and positions.ids.device.type == "cpu":
+            largest = int(positions.ids.max())
+            if largest >= rows:
+                raise ValueError(
+                    f"Position id {largest} is beyond the learned table of {rows} rows (ids 0 to {rows - 1}); "
+                    f"use shorter input or a model with a larger num_positions."
+                )
+        return x + self.table(positions.ids)

@@ -1,0 +1,8 @@
+"""NoPE: no positional encoding at all; order reaches the model through the causal mask (docs/encodings/nope.md)."""
+
+from .base import PositionalEncoding, register_encoding
+
+
+@register_encoding("nope")
+class NoPE(PositionalEncoding):
+    """Every hook left as it is."""

@@ -1,0 +1,112 @@
+"""Positions: which id each token has and which sequence it belongs to. Built once per forward; nothing else guesses.
+
+Shapes: B batch (1 where all rows agree), N tokens of this call, K keys (cached and new).
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Positions(NamedTuple):
+    """Ids and sequences of the tokens of one forward."""
+
+    ids: Tensor
+    """[B, N] int64, the position of each token."""
+    segments: Tensor | None = None
+    """[B, N] int64, the run each token belongs to in a packed batch; None when a row is one sequence."""
+    valid: Tensor | None = None
+    """[B, N] bool, False for padding; None when nothing is padded."""
+    origin: Tensor | None = None
+    """[B, N or 1] int64, the smallest id of the token's own sequence, for encodings that measure from its start."""
+    span: Tensor | None = None
+    """[B, N or 1] int64, how many ids the token's own sequence covers in this call."""
+
+
+def index_runs(segment_ids: Tensor, valid: Tensor | None) -> Tensor:
+    """Number the runs of equal segment ids from 0; padding forms runs of its own. [B, N] -> [B, N]."""
+    if valid is not None:
+        segment_ids = segment_ids.masked_fill(~valid, -1)
+    change = torch.zeros_like(segment_ids)
+    change[:, 1:] = (segment_ids[:, 1:] != segment_ids[:, :-1]).long()
+    return change.cumsum(-1)
+
+
+def runs_from_restarts(ids: Tensor) -> Tensor:
+    """Runs of a packed row told from its ids alone: a new one starts wherever the id does not grow. [B, N] -> [B, N]."""
+    restart = torch.zeros_like(ids)
+    restart[:, 1:] = (ids[:, 1:] <= ids[:, :-1]).long()
+    return restart.cumsum(-1)
+
+
+def ids_within_runs(runs: Tensor) -> Tensor:
+    """0, 1, 2, ... inside every run. [B, N] -> [B, N]."""
+    index = torch.arange(runs.shape[1], device=runs.device)
+    starts = torch.ones_like(runs, dtype=torch.bool)
+    starts[:, 1:] = runs[:, 1:] != runs[:, :-1]
+    return index - torch.where(starts, index, 0).cummax(-1).values
+
+
+def default_ids(num_tokens: int, past_length: int | Tensor, padding: Tensor | None, device: torch.device) -> Tensor:
+    """Ids for tokens that came without any: counted from 0 along the row, padding not counted.
+
+    padding: [B, past + N] bool or None. Returns [B, N], or [1, N] when nothing is padded.
+    """
+    index = torch.arange(num_tokens, device=device) + past_length
+    if padding is None:
+        return index[None]
+    return (padding.long().cumsum(-1) - 1).clamp(min=0)[:, index]
+
+
+def sequence_extent(ids: Tensor, runs: Tensor | None, valid: Tensor | None) -> tuple[Tensor, Tensor]:
+    """(smallest id, number of ids covered) of each token's own sequence, padding left out. Both [B, N or 1]."""
+    largest = torch.iinfo(ids.dtype).max
+    low = ids if valid is None else ids.masked_fill(~valid, largest)
+    high = ids if valid is None else ids.masked_fill(~valid, -1)
+    if runs is None:
+        low, high = low.amin(-1, keepdim=True), high.amax(-1, keepdim=True)
+    else:
+        low = torch.full_like(runs, largest).scatter_reduce(1, runs, low.expand_as(runs), "amin").gather(1, runs)
+        high = torch.full_like(runs, -1).scatter_reduce(1, runs, high.expand_as(runs), "amax").gather(1, runs)
+    # a row or run of padding only has neither; any finite value does, nothing reads it
+    low = torch.where(high < 0, 0, low)
+    return low, (high - low + 1).clamp(min=1)
+
+
+def origin_with_cache(ids: Tensor, past_length: int | Tensor, padding: Tensor | None, origin: Tensor) -> Tensor:
+    """The id at which each row began when its first tokens are in a cache: [B, 1]; `origin` where none are.
+
+    Arguments as for `key_ids`.
+    """
+    if padding is None:
+        before = torch.as_tensor(past_length, device=ids.device).reshape(1, 1)
+    else:
+        index = torch.arange(padding.shape[1], device=ids.device)
+        before = (padding & (index < past_length)).sum(-1, keepdim=True)
+    return torch.where(before > 0, ids[:, :1] - before, origin)
+
+
+def key_ids(ids: Tensor, past_length: int | Tensor, first_key: int, num_keys: int, padding: Tensor | None) -> Tensor:
+    """Ids of all keys a call attends to, cached ones included. [B, K].
+
+    A cache holds keys and values, not ids. Keys of this call take the ids given for it; cached ones are counted back
+    from the first of these, one a token, padding not counted: a cache continues consecutive ids.
+
+    ids: [B, N] of this call; past_length: tokens seen before it; first_key: index of the first key still held (a
+    sliding cache drops old ones); padding: [B, >= first_key + K] bool over all tokens, or None.
+    """
+    token = torch.arange(first_key, first_key + num_keys, device=ids.device)[None]
+    if padding is None:
+        counted_back = token - past_length
+    else:
+        # tokens counted up to and including each one; where the mask ends, the future begins and nothing reads it
+        counts = padding.long().cumsum(-1)
+        last = counts.shape[1] - 1
+        start = torch.as_tensor(past_length, device=ids.device).reshape(1, 1).clamp(max=last)
+        counted_back = counts[:, token[0].clamp(max=last)] - counts.gather(1, start.expand(counts.shape[0], 1))
+    cached = ids[:, :1] + counted_back
+    new = (token - past_length).clamp(0, ids.shape[1] - 1)
+    rows = cached.shape[0]
+    given = ids.expand(rows, -1).gather(1, new.expand(rows, -1))
+    return torch.where(token < past_length, cached, given)

@@ -1,0 +1,68 @@
+"""RandPE: RoPE over ids drawn at random from a longer range while training (docs/encodings/randpe.md)."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .base import LayerEncoding, PositionalEncoding, register_encoding
+from .frequencies import Scaling, inverse_frequencies, multiply, phasors
+from .options import Options
+from .positions import Positions
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandPEOptions(Options):
+    """Options of RandPE."""
+
+    theta: float = 10000.0
+    range: int | None = None
+    """Ids are drawn from 0 .. range - 1; the model's max_position_embeddings when left out."""
+    sample_in_eval: bool = False
+    """Draw at evaluation too; outputs are then random and a cache is refused."""
+
+
+class RandPELayer(LayerEncoding):
+    """Turn queries and keys by the phasors of the drawn ids."""
+
+    def rotate(self, query: Tensor, key: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+        assert state is not None
+        return multiply(query, state), multiply(key, state)
+
+
+@register_encoding("randpe")
+class RandPE(PositionalEncoding):
+    """A row of N tokens gets N ids drawn without replacement and sorted; in evaluation the ids as they are."""
+
+    options_class = RandPEOptions
+    options: RandPEOptions
+    needs_even_head_dim = True
+    has_field = True
+
+    @property
+    def cache_refusal(self) -> str | None:
+        if not self.options.sample_in_eval:
+            return None
+        return "sample_in_eval draws new ids at every call, so cached keys would stand at other positions"
+
+    def map_ids(self, positions: Positions) -> Positions:
+        if not (self.training or self.options.sample_in_eval):
+            return positions
+        rows, num_tokens = positions.ids.shape
+        reach = self.options.range or self.geometry.max_positions
+        if num_tokens > reach:
+            raise ValueError(
+                f"Encoding 'randpe' draws ids from a range of {reach}, but the input has {num_tokens} tokens; "
+                f"raise the option range to at least {num_tokens}."
+            )
+        draw = torch.rand(rows, reach, device=positions.ids.device).argsort(-1)[:, :num_tokens]
+        return positions._replace(ids=draw.sort(-1).values)
+
+    def begin(self, positions: Positions, dtype: torch.dtype) -> Tensor:
+        frequencies = inverse_frequencies(
+            self.geometry.head_dim, self.options.theta, Scaling(), positions.ids.device
+        )
+        return phasors(positions.ids, frequencies, dtype)
+
+    def layer(self, index: int) -> LayerEncoding:
+        return RandPELayer()

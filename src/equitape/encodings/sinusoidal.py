@@ -1,0 +1,39 @@
+"""Sinusoidal absolute positions added to the embeddings (docs/encodings/sinusoidal.md)."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .base import PositionalEncoding, register_encoding
+from .frequencies import position_dtype
+from .options import Geometry, Options
+from .positions import Positions
+
+
+@dataclass(frozen=True, kw_only=True)
+class SinusoidalOptions(Options):
+    """Options of the sinusoids."""
+
+    theta: float = 10000.0
+
+    def check(self, geometry: Geometry) -> None:
+        if geometry.hidden_size % 2:
+            raise ValueError(f"Encoding 'sinusoidal' needs an even hidden_size; it is {geometry.hidden_size}.")
+
+
+@register_encoding("sinusoidal")
+class Sinusoidal(PositionalEncoding):
+    """x_i + [sin(p w_0), cos(p w_0), sin(p w_1), ...], w_k = theta^(-2k/C)."""
+
+    options_class = SinusoidalOptions
+    options: SinusoidalOptions
+    shift_invariant = False
+
+    def embed(self, x: Tensor, positions: Positions) -> Tensor:
+        size = self.geometry.hidden_size
+        dtype = position_dtype(x.device)
+        exponent = torch.arange(0, size, 2, device=x.device, dtype=dtype) / size
+        angles = positions.ids[..., None].to(dtype) * self.options.theta**-exponent
+        waves = torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2)
+        return x + waves.to(x.dtype)

@@ -1,0 +1,196 @@
+"""TAPE: a field of phasors, one complex number a token, key-value head and frequency, carried along by attention and
+mixed by content (docs/encodings/tape.md).
+
+1. start   z = exp(i theta_m p)
+2. rotate  q~ = z q, k~ = z k
+3. attend  softmax(q~ k~^T / sqrt D) [v | z] -> [o | c]
+4. carry   z' = z + W_a c
+5. mix     z'' = z' + W_2 diag(psi(x)) W_1 z',  psi(x) = silu(W_x x)
+
+All mixing is over heads, never over frequencies: turning all z of one frequency by the same angle changes no score and
+turns every later z by that angle. That is the equivariance, and shift invariance with it.
+
+Shapes: B batch, N tokens, H query heads, G key-value heads, D head dimension, C hidden size, I mixer size.
+"""
+
+import math
+import random
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from ..kernels import update_field
+from ..registry import describe_choices
+from .base import LayerEncoding, PositionalEncoding, register_encoding
+from .frequencies import Scaling, inverse_frequencies, multiply, phasors, position_dtype, softmax_scale
+from .options import Geometry, Options
+from .positions import Positions
+
+INITS = ("rope", "fourier")
+SOURCES = ("attention", "mlp")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TapeOptions(Options):
+    """Options of TAPE. The defaults are the paper's model at L = R = 2."""
+
+    theta: float = 10000.0
+    scaling: Scaling = field(default_factory=Scaling)
+    """Scaling of the initial phasors."""
+    init: str = "rope"
+    """Start of the field: "rope", or "fourier" (random frequencies and amplitudes)."""
+    seed: int = 0
+    """Which random Fourier features."""
+    layers: str | tuple[int, ...] = "all"
+    """Blocks that update the field: "all", "last_half" or a list of indices. The last block never does."""
+    attention_update: bool = True
+    """Step 4."""
+    mlp_update: bool = True
+    """Step 5."""
+    mixer_size: int | None = None
+    """I; four times the number of key-value heads when left out."""
+    source: str = "attention"
+    """What psi reads: the normalised features after "attention", as the paper says, or the "mlp" output, as its code does."""
+    normalize: bool = False
+    """Divide the field of every token and head by its root mean square over frequencies after each update."""
+    complex_mixing: bool = False
+    """Complex W_a, W_1, W_2: a token may shift its own phase. Still equivariant."""
+    init_scale: float = 0.0
+    """Spread of W_a and W_2 at the start, in units of 1 / sqrt(fan-in). Zero starts as RoPE."""
+
+    def check(self, geometry: Geometry) -> None:
+        if self.init not in INITS:
+            raise ValueError(f"Encoding 'tape' has no init {self.init!r}.{describe_choices(self.init, INITS)}")
+        if self.source not in SOURCES:
+            raise ValueError(f"Encoding 'tape' has no source {self.source!r}.{describe_choices(self.source, SOURCES)}")
+        if self.scaling.kind == "dynamic":
+            raise ValueError("Encoding 'tape' carries its field through the cache, so its scaling cannot be 'dynamic'; use 'ntk'.")
+        if self.init == "fourier" and self.scaling.kind not in ("default", "linear"):
+            raise ValueError(
+                f"Encoding 'tape' with init 'fourier' has random frequencies, which the scaling {self.scaling.kind!r} does "
+                f"not apply to; use 'linear' or init 'rope'."
+            )
+        if self.mixer_size is not None and self.mixer_size < 1:
+            raise ValueError(f"Encoding 'tape' needs mixer_size of 1 or more; it is {self.mixer_size}.")
+        updating_blocks(self.layers, geometry)
+
+
+def updating_blocks(layers: str | tuple[int, ...], geometry: Geometry) -> set[int]:
+    """Indices of the blocks that update the field. The last application of the last block never has a reader."""
+    blocks = geometry.num_layers
+    readable = blocks if geometry.num_loops > 1 else blocks - 1
+    if layers == "all":
+        return set(range(readable))
+    if layers == "last_half":
+        return set(range(blocks // 2, readable))
+    if isinstance(layers, str):
+        raise ValueError(f"Encoding 'tape' has no layers {layers!r}; say 'all', 'last_half' or a list of block indices.")
+    wrong = sorted(index for index in layers if not (isinstance(index, int) and 0 <= index < readable))
+    if wrong:
+        raise ValueError(
+            f"Encoding 'tape' cannot update the field in blocks {wrong}: allowed are 0 to {readable - 1} "
+            f"(what the last block would update, nothing reads)."
+        )
+    return set(layers)
+
+
+class TapeLayer(LayerEncoding):
+    """Rotation in every block; carry and mix in those that update."""
+
+    def __init__(self, options: TapeOptions, geometry: Geometry, updates: bool):
+        super().__init__()
+        self.options = options
+        self.carries = updates and options.attention_update
+        self.mixes = updates and options.mlp_update
+        heads, groups = geometry.num_heads, geometry.num_kv_heads
+        mixer = options.mixer_size or 4 * groups
+        # complex weights hold their real and imaginary parts in a leading axis
+        parts = (2,) if options.complex_mixing else ()
+        if self.carries:
+            self.carry = nn.Parameter(torch.empty(*parts, groups, heads))
+        if self.mixes:
+            self.mix_in = nn.Parameter(torch.empty(*parts, mixer, groups))
+            self.mix_out = nn.Parameter(torch.empty(*parts, groups, mixer))
+            self.gate = nn.Linear(geometry.hidden_size, mixer, bias=False)
+
+    def reset_parameters(self, std: float) -> None:
+        scale = self.options.init_scale
+        if self.carries:
+            nn.init.normal_(self.carry, std=scale / math.sqrt(self.carry.shape[-1]))
+        if self.mixes:
+            nn.init.normal_(self.mix_in, std=1 / math.sqrt(self.mix_in.shape[-1]))
+            nn.init.normal_(self.mix_out, std=scale / math.sqrt(self.mix_out.shape[-1]))
+
+    def rotate(self, query: Tensor, key: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+        assert state is not None
+        return multiply(query, state), multiply(key, state)
+
+    def values(self, state: Tensor | None) -> Tensor | None:
+        return state if self.carries else None
+
+    def update(self, state: Tensor | None, carried: Tensor | None, attended: Tensor, fed: Tensor) -> Tensor | None:
+        assert state is not None
+        if not (self.carries or self.mixes):
+            return state
+        gate = None
+        if self.mixes:
+            gate = nn.functional.silu(self.gate(attended if self.options.source == "attention" else fed))
+        return update_field(
+            state,
+            carried,
+            gate,
+            self.carry if self.carries else None,
+            self.mix_in if self.mixes else None,
+            self.mix_out if self.mixes else None,
+            normalize=self.options.normalize,
+        )
+
+
+@register_encoding("tape")
+class Tape(PositionalEncoding):
+    """The phasor form: equal to the paper's tensors at L = R = 2, with half the state."""
+
+    options_class = TapeOptions
+    options: TapeOptions
+    needs_even_head_dim = True
+    has_field = True
+
+    @property
+    def score_scale(self) -> float:
+        return softmax_scale(self.options.scaling)
+
+    @property
+    def value_columns(self) -> list[int]:
+        blocks = updating_blocks(self.options.layers, self.geometry) if self.options.attention_update else set()
+        return [self.geometry.head_dim if index in blocks else 0 for index in range(self.geometry.num_layers)]
+
+    def begin(self, positions: Positions, dtype: torch.dtype) -> Tensor:
+        dim, groups = self.geometry.head_dim, self.geometry.num_kv_heads
+        device = positions.ids.device
+        if self.options.init == "rope":
+            frequencies = inverse_frequencies(dim, self.options.theta, self.options.scaling, device)
+            field = phasors(positions.ids, frequencies, dtype)
+            return field.expand(-1, groups, -1, -1)
+        frequencies, amplitudes = self._fourier(device)
+        waves = phasors(positions.ids, frequencies, frequencies.dtype)
+        return multiply(waves.expand(-1, groups, -1, -1), amplitudes[None, :, None]).to(dtype)
+
+    def _fourier(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Random frequencies [M], log-uniform from 1 down to 1 / theta, and complex amplitudes [G, D], mean square 1.
+
+        Drawn anew from the seed at every forward: numbers kept as a buffer would be rounded when a model is cast.
+        """
+        draw = random.Random(self.options.seed)
+        dim, groups = self.geometry.head_dim, self.geometry.num_kv_heads
+        factor = self.options.scaling.factor if self.options.scaling.kind == "linear" else 1.0
+        frequencies = [self.options.theta ** -draw.random() / factor for _ in range(dim // 2)]
+        amplitudes = [[draw.gauss(0.0, math.sqrt(0.5)) for _ in range(dim)] for _ in range(groups)]
+        exact = position_dtype(device)
+        return (
+            torch.tensor(frequencies, device=device, dtype=exact),
+            torch.tensor(amplitudes, device=device, dtype=exact),
+        )
+
+    def layer(self, index: int) -> LayerEncoding:
+        return TapeLayer(self.options, self.geometry, index in updating_blocks(self.options.layers, self.geometry))

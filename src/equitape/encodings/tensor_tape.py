@@ -1,0 +1,188 @@
+"""TensorTape: the paper's general form, a tensor e in R^{L x R} a token, head and block of channels.
+
+Readable, slower, and independent of the phasor form: it serves as the oracle for it and for the paper's ablations
+(docs/encodings/tensor_tape.md).
+
+Shapes: B batch, N tokens, H query heads, G key-value heads, M = D / L blocks of L channels, R components, I mixer size.
+The state is [B, G, N, M * L * R]. Channel l of block m is number l * M + m of the head, the half-split layout for L = 2.
+"""
+
+import math
+import random
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ..registry import describe_choices
+from .base import LayerEncoding, PositionalEncoding, register_encoding
+from .frequencies import Scaling, inverse_frequencies, position_dtype
+from .options import Geometry, Options
+from .positions import Positions
+
+INITS = ("rope", "fourier")
+MIXINGS = {
+    "heads": "g",
+    "heads+channels": "gl",
+    "heads+components": "gr",
+    "maximal": "gml",
+}
+"""Axes that W_1 and W_2 mix over. "heads" is the form of the paper's experiments."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorTapeOptions(Options):
+    """Options of the tensor form."""
+
+    channels: int = 2
+    """L."""
+    components: int = 2
+    """R."""
+    theta: float = 10000.0
+    init: str = "rope"
+    seed: int = 0
+    mix_over: str = "heads"
+    attention_update: bool = True
+    mlp_update: bool = True
+    mixer_size: int | None = None
+    init_scale: float = 0.0
+
+    def check(self, geometry: Geometry) -> None:
+        if self.init not in INITS:
+            raise ValueError(f"Encoding 'tensor_tape' has no init {self.init!r}.{describe_choices(self.init, INITS)}")
+        if self.mix_over not in MIXINGS:
+            raise ValueError(
+                f"Encoding 'tensor_tape' cannot mix over {self.mix_over!r}.{describe_choices(self.mix_over, MIXINGS)}"
+            )
+        if self.channels < 1 or self.components < 1:
+            raise ValueError("Encoding 'tensor_tape' needs channels and components of 1 or more.")
+        if geometry.head_dim % self.channels:
+            raise ValueError(
+                f"Encoding 'tensor_tape' cuts head_dim {geometry.head_dim} into blocks of channels={self.channels}, "
+                f"which does not divide it."
+            )
+        if self.init == "rope" and (self.channels, self.components) != (2, 2):
+            raise ValueError(
+                f"Encoding 'tensor_tape' starts as RoPE only with channels=2 and components=2; they are {self.channels} "
+                f"and {self.components}. Use init='fourier'."
+            )
+
+
+class TensorTapeLayer(LayerEncoding):
+    """Eq. 6 to 8 of the paper, written as they stand."""
+
+    def __init__(self, options: TensorTapeOptions, geometry: Geometry, updates: bool):
+        super().__init__()
+        self.options = options
+        self.blocks = geometry.head_dim // options.channels
+        self.carries = updates and options.attention_update
+        self.mixes = updates and options.mlp_update
+        heads, groups = geometry.num_heads, geometry.num_kv_heads
+        mixer = options.mixer_size or 4 * groups
+        sizes = {"g": groups, "m": self.blocks, "l": options.channels, "r": options.components}
+        mixed = math.prod(sizes[axis] for axis in MIXINGS[options.mix_over])
+        if self.carries:
+            self.carry = nn.Parameter(torch.empty(groups, heads))
+        if self.mixes:
+            self.mix_in = nn.Parameter(torch.empty(mixer, mixed))
+            self.mix_out = nn.Parameter(torch.empty(mixed, mixer))
+            self.gate = nn.Linear(geometry.hidden_size, mixer, bias=False)
+
+    def reset_parameters(self, std: float) -> None:
+        scale = self.options.init_scale
+        if self.carries:
+            nn.init.normal_(self.carry, std=scale / math.sqrt(self.carry.shape[-1]))
+        if self.mixes:
+            nn.init.normal_(self.mix_in, std=1 / math.sqrt(self.mix_in.shape[-1]))
+            nn.init.normal_(self.mix_out, std=scale / math.sqrt(self.mix_out.shape[-1]))
+
+    def rotate(self, query: Tensor, key: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+        """q_m^T e_m and k_m^T e_m, whose products over R and M are the scores of eq. 6. D becomes M * R."""
+        assert state is not None
+        tensors = self._unfold(state)
+        return self._contract(query, tensors), self._contract(key, tensors)
+
+    def values(self, state: Tensor | None) -> Tensor | None:
+        return state if self.carries else None
+
+    def update(self, state: Tensor | None, carried: Tensor | None, attended: Tensor, fed: Tensor) -> Tensor | None:
+        assert state is not None
+        if self.carries:
+            assert carried is not None
+            state = state + torch.einsum("gh,bhne->bgne", self.carry, carried)
+        if self.mixes:
+            psi = nn.functional.silu(self.gate(attended))
+            axes = MIXINGS[self.options.mix_over]
+            rest = [axis for axis in "gmlr" if axis not in axes]
+            tensors = self._unfold(state)
+            mixed = torch.einsum(f"bgnmlr->bn{axes}{''.join(rest)}", tensors)
+            shape = mixed.shape
+            mixed = mixed.flatten(2, 1 + len(axes)).flatten(3)
+            mixed = self.mix_out @ (psi[..., None] * (self.mix_in @ mixed))
+            mixed = torch.einsum(f"bn{axes}{''.join(rest)}->bgnmlr", mixed.reshape(shape))
+            state = state + mixed.flatten(3)
+        return state
+
+    def _unfold(self, state: Tensor) -> Tensor:
+        return state.unflatten(-1, (self.blocks, self.options.channels, self.options.components))
+
+    def _contract(self, x: Tensor, tensors: Tensor) -> Tensor:
+        tensors = tensors.repeat_interleave(x.shape[1] // tensors.shape[1], dim=1)
+        return torch.einsum("bhnlm,bhnmlr->bhnrm", x.unflatten(-1, (-1, self.blocks)), tensors.expand(x.shape[0], -1, -1, -1, -1, -1)).flatten(3)
+
+
+@register_encoding("tensor_tape")
+class TensorTape(PositionalEncoding):
+    """e[m] = [[cos, sin], [-sin, cos]] at the start: transposed against the paper, to turn the way Llama's RoPE turns."""
+
+    options_class = TensorTapeOptions
+    options: TensorTapeOptions
+
+    def __init__(self, options: TensorTapeOptions, geometry: Geometry):
+        super().__init__(options, geometry)
+        # a shift turns pairs of components, every frequency by its own angle: mixing over components or over blocks,
+        # or a component without its partner, does not commute with that
+        self.shift_invariant = options.mix_over in ("heads", "heads+channels") and options.components % 2 == 0
+
+    @property
+    def value_columns(self) -> list[int]:
+        width = self.geometry.head_dim * self.options.components if self.options.attention_update else 0
+        return [width if self._updates(index) else 0 for index in range(self.geometry.num_layers)]
+
+    def begin(self, positions: Positions, dtype: torch.dtype) -> Tensor:
+        device = positions.ids.device
+        blocks = self.geometry.head_dim // self.options.channels
+        exact = position_dtype(device)
+        if self.options.init == "rope":
+            frequencies = inverse_frequencies(self.geometry.head_dim, self.options.theta, Scaling(), device)
+            angles = positions.ids[..., None].to(exact) * frequencies
+            cos, sin = angles.cos(), angles.sin()
+            tensors = torch.stack((torch.stack((cos, sin), -1), torch.stack((-sin, cos), -1)), -2)
+        else:
+            frequencies, amplitudes = self._fourier(blocks, device)
+            angles = positions.ids[..., None, None].to(exact) * frequencies
+            waves = torch.stack((angles.cos(), angles.sin()), -1).unsqueeze(-3)
+            tensors = (waves * amplitudes[..., None]).flatten(-2)[..., : self.options.components]
+        return tensors.flatten(2).to(dtype)[:, None].expand(-1, self.geometry.num_kv_heads, -1, -1)
+
+    def _fourier(self, blocks: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Random frequencies [M, R/2] and amplitudes sqrt(2/R) w [M, L, R/2], redrawn from the seed."""
+        draw = random.Random(self.options.seed)
+        pairs = (self.options.components + 1) // 2
+        scale = math.sqrt(2 / self.options.components)
+        frequencies = [[self.options.theta ** -draw.random() for _ in range(pairs)] for _ in range(blocks)]
+        amplitudes = [
+            [[scale * draw.gauss(0.0, 1.0) for _ in range(pairs)] for _ in range(self.options.channels)]
+            for _ in range(blocks)
+        ]
+        exact = position_dtype(device)
+        return (
+            torch.tensor(frequencies, device=device, dtype=exact),
+            torch.tensor(amplitudes, device=device, dtype=exact),
+        )
+
+    def _updates(self, index: int) -> bool:
+        return index < self.geometry.num_layers - 1 or self.geometry.num_loops > 1
+
+    def layer(self, index: int) -> LayerEncoding:
+        return TensorTapeLayer(self.options, self.geometry, self._updates(index))

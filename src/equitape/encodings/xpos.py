@@ -1,0 +1,76 @@
+"""xPos: RoPE whose products decay with distance, slow frequencies least (docs/encodings/xpos.md)."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .base import LayerEncoding, PositionalEncoding, register_encoding
+from .frequencies import Scaling, inverse_frequencies, multiply, phasors, position_dtype
+from .options import Geometry, Options
+from .positions import Positions
+
+# powers of two that float32 and bfloat16 can hold, with room for the queries and keys themselves
+EXPONENT_RANGE = 100.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class XPosOptions(Options):
+    """Options of xPos."""
+
+    theta: float = 10000.0
+    scale_base: float = 512.0
+    """Distance over which frequency m decays by its own factor zeta_m."""
+    gamma: float = 0.4
+
+    def check(self, geometry: Geometry) -> None:
+        if self.scale_base <= 0 or self.gamma <= 0:
+            raise ValueError("Encoding 'xpos' needs scale_base and gamma above 0.")
+        steepest = -math.log2(self.gamma / (1 + self.gamma))
+        reach = geometry.max_positions / 2 * steepest / self.scale_base
+        if reach > EXPONENT_RANGE:
+            needed = math.ceil(geometry.max_positions / 2 * steepest / EXPONENT_RANGE)
+            raise ValueError(
+                f"Encoding 'xpos' with scale_base {self.scale_base:g} overflows within {geometry.max_positions} "
+                f"positions; use a scale_base of at least {needed}."
+            )
+
+
+class XPosLayer(LayerEncoding):
+    """q~ = s z q, k~ = z k / s with s = zeta_m^(p / scale_base)."""
+
+    def rotate(self, query: Tensor, key: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+        assert state is not None
+        width = query.shape[-1]
+        phasor, scale = state[..., :width], state[..., width:]
+        scale = torch.cat((scale, scale), dim=-1)
+        return multiply(query, phasor) * scale, multiply(key, phasor) / scale
+
+
+@register_encoding("xpos")
+class XPos(PositionalEncoding):
+    """The state is [cos | sin | s], 3/2 D wide.
+
+    Only differences of ids reach the scores, but s alone grows without bound. It is measured from the middle of the
+    context the model was built for, counted from the start of the sequence: a fixed point, so cached keys stay right.
+    """
+
+    options_class = XPosOptions
+    options: XPosOptions
+    needs_even_head_dim = True
+    needs_extent = True
+
+    def begin(self, positions: Positions, dtype: torch.dtype) -> Tensor:
+        assert positions.origin is not None
+        options, dim = self.options, self.geometry.head_dim
+        device = positions.ids.device
+        frequencies = inverse_frequencies(dim, options.theta, Scaling(), device)
+        exact = position_dtype(device)
+        zeta = (torch.arange(0, dim, 2, device=device, dtype=exact) / dim + options.gamma) / (1 + options.gamma)
+        distance = (positions.ids - positions.origin - self.geometry.max_positions // 2)[..., None].to(exact)
+        scale = zeta ** (distance / options.scale_base)
+        return torch.cat((phasors(positions.ids, frequencies, dtype), scale.to(dtype)[:, None]), dim=-1)
+
+    def layer(self, index: int) -> LayerEncoding:
+        return XPosLayer()

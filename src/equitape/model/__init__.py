@@ -1,0 +1,31 @@
+"""One Hugging Face decoder for every encoding; importing it registers the Auto classes."""
+
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+)
+
+from .configuration import EquitapeConfig
+from .modeling import (
+    EquitapeForCausalLM,
+    EquitapeForSequenceClassification,
+    EquitapeForTokenClassification,
+    EquitapeModel,
+)
+
+AutoConfig.register(EquitapeConfig.model_type, EquitapeConfig, exist_ok=True)
+AutoModel.register(EquitapeConfig, EquitapeModel, exist_ok=True)
+AutoModelForCausalLM.register(EquitapeConfig, EquitapeForCausalLM, exist_ok=True)
+AutoModelForSequenceClassification.register(EquitapeConfig, EquitapeForSequenceClassification, exist_ok=True)
+AutoModelForTokenClassification.register(EquitapeConfig, EquitapeForTokenClassification, exist_ok=True)
+
+__all__ = [
+    "EquitapeConfig",
+    "EquitapeForCausalLM",
+    "EquitapeForSequenceClassification",
+    "EquitapeForTokenClassification",
+    "EquitapeModel",
+]

@@ -1,0 +1,166 @@
+"""Attention with a value widened by the positional state, through transformers' table of implementations.
+
+Shapes: B batch, N tokens, K keys, H query heads, G key-value heads, D head dimension, E extra value columns.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from transformers import Cache
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from ..encodings import LayerEncoding, Positions
+from .configuration import EquitapeConfig
+
+
+class AttentionView(NamedTuple):
+    """What the tokens of this call may see, for one type of layer."""
+
+    mask: Tensor | BlockMask | None
+    """Boolean or additive [B, 1, N, K], FlexAttention's block mask, or None for plain causal attention."""
+    key_ids: Tensor | None
+    """[B, K], the ids of the keys, for encodings that bias scores."""
+
+
+class EquitapeRMSNorm(nn.Module):
+    """x / rms(x) * weight, in float32 inside."""
+
+    def __init__(self, size: int, eps: float):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
+        return self.weight * wide.to(x.dtype)
+
+
+class EquitapeAttention(nn.Module):
+    """Grouped-query attention; the encoding rotates, biases, and lets its state ride along with the value."""
+
+    def __init__(self, config: EquitapeConfig, layer_idx: int):
+        super().__init__()
+        assert config.head_dim is not None and config.num_key_value_heads is not None
+        self.config = config
+        self.layer_idx = layer_idx
+        self.head_dim = config.head_dim
+        self.num_key_value_groups = config.num_attention_heads // config.num_key_value_heads
+        self.attention_dropout = config.attention_dropout
+        self.is_causal = True
+        width, bias = config.hidden_size, config.attention_bias
+        self.q_proj = nn.Linear(width, config.num_attention_heads * self.head_dim, bias=bias)
+        self.k_proj = nn.Linear(width, config.num_key_value_heads * self.head_dim, bias=bias)
+        self.v_proj = nn.Linear(width, config.num_key_value_heads * self.head_dim, bias=bias)
+        self.o_proj = nn.Linear(
+            config.num_attention_heads * self.head_dim, width, bias=bool(config.attention_output_bias)
+        )
+        if config.qk_norm:
+            self.q_norm = EquitapeRMSNorm(self.head_dim, config.rms_norm_eps)
+            self.k_norm = EquitapeRMSNorm(self.head_dim, config.rms_norm_eps)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        state: Tensor | None,
+        encoding: LayerEncoding,
+        positions: Positions,
+        view: AttentionView,
+        scaling: float,
+        past_key_values: Cache | None = None,
+        cache_layer: int = 0,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Returns the output [B, N, C], the attention weights where the implementation has them, and what attention
+        carried of the encoding's columns, [B, H, N, E] or None."""
+        shape = (*hidden_states.shape[:-1], -1, self.head_dim)
+        query = self.q_proj(hidden_states).view(shape)
+        key = self.k_proj(hidden_states).view(shape)
+        value = self.v_proj(hidden_states).view(shape).transpose(1, 2)
+        if self.config.qk_norm:
+            query, key = self.q_norm(query), self.k_norm(key)
+        query, key = encoding.rotate(query.transpose(1, 2), key.transpose(1, 2), state)
+
+        columns = encoding.values(state)
+        if columns is not None:
+            # autocast may have left the value in another dtype than the state
+            columns = columns.expand(value.shape[0], -1, -1, -1).to(value.dtype)
+            value = torch.cat((value, columns), dim=-1)
+        if past_key_values is not None:
+            key, value = past_key_values.update(key, value, cache_layer)
+
+        output, weights = attend(self, encoding, query, key, value, state, positions, view, scaling, **kwargs)
+        # output [B, N, H, D + E]
+        carried = None
+        if columns is not None:
+            output, carried = output.split((self.head_dim, columns.shape[-1]), dim=-1)
+            carried = carried.transpose(1, 2)
+        return self.o_proj(output.flatten(2)), weights, carried
+
+
+def attend(
+    module: EquitapeAttention,
+    encoding: LayerEncoding,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    state: Tensor | None,
+    positions: Positions,
+    view: AttentionView,
+    scaling: float,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """One attention call by the configured implementation. Returns [B, N, H, D + E] and the weights, if any."""
+    implementation = module.config._attn_implementation
+    dropout = module.attention_dropout if module.training else 0.0
+    mask = view.mask
+    if view.key_ids is not None:
+        if isinstance(mask, BlockMask):
+            score_mod = encoding.score_mod(state, positions, view.key_ids)
+            return biased_flex_attention(query, key, value, mask, score_mod, scaling), None
+        assert mask is not None
+        visible = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+        bias = encoding.bias(query, key, state, positions, view.key_ids, visible, scaling)
+        if bias is not None:
+            hidden = torch.finfo(query.dtype).min
+            additive = bias.to(query.dtype) if mask.dtype == torch.bool else bias.to(query.dtype) + mask
+            mask = torch.where(visible, additive, hidden)
+    function = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention)
+    return function(module, query, key, value, mask, dropout=dropout, scaling=scaling, **kwargs)
+
+
+def eager_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float,
+    dropout: float = 0.0,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor]:
+    """Attention written out, which also returns its weights [B, H, N, K]."""
+    batch, heads, num_tokens, _ = query.shape
+    groups = key.shape[1]
+    grouped = query.unflatten(1, (groups, heads // groups))
+    scores = torch.einsum("bgrnd,bgkd->bgrnk", grouped, key).flatten(1, 2) * scaling
+    if attention_mask is not None:
+        mask = attention_mask
+        scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min) if mask.dtype == torch.bool else scores + mask
+    weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(query.dtype)
+    weights = nn.functional.dropout(weights, p=dropout, training=module.training)
+    output = torch.einsum("bgrnk,bgke->bngre", weights.unflatten(1, (groups, heads // groups)), value)
+    return output.flatten(2, 3), weights
+
+
+def biased_flex_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, score_mod: Any, scaling: float
+) -> Tensor:
+    """FlexAttention with a bias of our own. transformers' wrapper takes none, and on the CPU the compiled form has no
+    backward, so gradients there go through the uncompiled one."""
+    compiled = query.device.type != "cpu" and not torch.compiler.is_compiling()
+    function = torch.compile(flex_attention, dynamic=False) if compiled else flex_attention
+    output = function(query, key, value, score_mod=score_mod, block_mask=mask, scale=scaling, enable_gqa=True)
+    return output.transpose(1, 2)

@@ -1,0 +1,110 @@
+"""Refusals: input that cannot mean anything is answered in one sentence, before any work."""
+
+import torch
+from torch import Tensor
+from transformers import Cache
+
+from ..encodings import PositionalEncoding
+
+
+def check_tokens(input_ids: Tensor | None, inputs_embeds: Tensor | None) -> None:
+    """Exactly one of the two."""
+    if (input_ids is None) == (inputs_embeds is None):
+        given = "neither" if input_ids is None else "both"
+        raise ValueError(f"Give exactly one of input_ids and inputs_embeds; {given} was given.")
+
+
+def check_position_ids(position_ids: Tensor | None, x: Tensor) -> None:
+    """[B, N] or [1, N], integers, none negative."""
+    if position_ids is None:
+        return
+    batch, num_tokens = x.shape[:2]
+    if position_ids.dim() != 2 or position_ids.shape[0] not in (1, batch) or position_ids.shape[1] != num_tokens:
+        raise ValueError(
+            f"position_ids has shape {list(position_ids.shape)}; it must be [{batch}, {num_tokens}] (or [1, {num_tokens}]), "
+            f"one id for every token."
+        )
+    if position_ids.is_floating_point():
+        raise ValueError(f"position_ids is {position_ids.dtype}; ids are integers, use torch.long.")
+    # reading a value stalls an accelerator and breaks a compiled graph: look only where it is free
+    if position_ids.device.type == "cpu" and not torch.compiler.is_compiling() and bool((position_ids < 0).any()):
+        raise ValueError(f"position_ids holds {int(position_ids.min())}; ids start at 0.")
+
+
+def check_segments(segment_ids: Tensor | None, x: Tensor, past: Cache | None) -> None:
+    """[B, N], and no cache: a packed row has no end to continue from."""
+    if segment_ids is None:
+        return
+    batch, num_tokens = x.shape[:2]
+    if segment_ids.dim() != 2 or segment_ids.shape[0] not in (1, batch) or segment_ids.shape[1] != num_tokens:
+        raise ValueError(
+            f"segment_ids has shape {list(segment_ids.shape)}; it must be [{batch}, {num_tokens}], one number for every "
+            f"token."
+        )
+    if past is not None:
+        raise ValueError("segment_ids marks packed sequences, which a cache cannot continue; leave out past_key_values.")
+
+
+def check_mask(attention_mask: object, x: Tensor, past: Cache | None, has_segments: bool) -> None:
+    """2D over all tokens, or 4D as attention uses it."""
+    if not isinstance(attention_mask, Tensor):
+        return
+    batch, num_tokens = x.shape[:2]
+    shape = list(attention_mask.shape)
+    if attention_mask.dim() == 4:
+        if has_segments:
+            raise ValueError("A 4D attention_mask already says who sees whom; leave out segment_ids.")
+        if shape[0] not in (1, batch) or shape[2] != num_tokens:
+            raise ValueError(
+                f"attention_mask has shape {shape}; a 4D mask must be [{batch}, 1, {num_tokens}, keys], every query of this "
+                f"call against every key."
+            )
+        return
+    seen = past.get_seq_length() if past is not None else 0
+    expected = f"[{batch}, {num_tokens}]"
+    if attention_mask.dim() == 2 and shape[0] == batch:
+        if isinstance(seen, Tensor):
+            # the length of a static cache is on the device; its mask covers at least this call
+            if shape[1] >= num_tokens:
+                return
+        elif shape[1] == seen + num_tokens:
+            return
+        elif past is not None and past.is_compileable and shape[1] >= seen + num_tokens:
+            return
+    if not isinstance(seen, Tensor) and seen:
+        expected = f"[{batch}, {seen + num_tokens}], the {seen} cached tokens included"
+    raise ValueError(f"attention_mask has shape {shape}; it must be {expected}, 1 for tokens and 0 for padding.")
+
+
+def check_cache(encoding: PositionalEncoding, past: Cache | None) -> None:
+    """Some encodings cannot be continued from cached keys."""
+    if past is not None and encoding.cache_refusal is not None:
+        raise ValueError(f"Encoding {encoding.kind!r} cannot use a cache: {encoding.cache_refusal}, or pass use_cache=False.")
+
+
+def check_backend(encoding_kind: str, backends: tuple[str, ...], requested: str | None) -> None:
+    """The attention implementation must be able to serve the encoding."""
+    if requested is not None and requested not in backends:
+        raise ValueError(
+            f"Attention implementation {requested!r} cannot serve encoding {encoding_kind!r}; use one of "
+            f"{', '.join(repr(name) for name in backends)}."
+        )
+
+
+def check_loading(missing: list[str], unexpected: list[str], mismatched: list[str], base_prefix: str, is_base: bool) -> None:
+    """A checkpoint must bring every weight of the decoder and none of another encoding's.
+
+    Heads (a new classifier on a pretrained decoder) may be missing, as is usual in transformers.
+    """
+    lost = [name for name in missing if is_base or name.startswith(f"{base_prefix}.")]
+    foreign = [name for name in unexpected if ".encoding." in f".{name}"]
+    if lost:
+        raise ValueError(
+            f"The checkpoint lacks {len(lost)} weights of this model, for example {lost[0]!r}; they would have been left "
+            f"random. Was it made with another encoding or other sizes? Load it with its own configuration."
+        )
+    if foreign:
+        raise ValueError(
+            f"The checkpoint holds {len(foreign)} weights of another encoding, for example {foreign[0]!r}; load it with its "
+            f"own configuration."
+        )

@@ -1,0 +1,138 @@
+"""EquitapeConfig: a Llama configuration with a choice of positional encoding."""
+
+from difflib import get_close_matches
+from typing import Any
+
+from transformers import PreTrainedConfig
+
+from ..encodings import Geometry, build_encoding, parse_encoding
+
+
+class EquitapeConfig(PreTrainedConfig):
+    """Configuration of an Equitape decoder.
+
+    The fields are Llama's, with these beside them:
+
+    encoding: the positional encoding, a name or a dictionary such as {"kind": "tape", "mixer_size": 16}. It is checked and
+        spelled out in full when the configuration is made. RoPE when left out.
+    attention_bias, attention_output_bias: biases of q, k, v and of o (as the former when left out).
+    qk_norm: RMS norm of every query and key head, as in Qwen3.
+    sliding_window: keys further back than this are not seen, in all layers or only in those `sliding_layers` lists.
+    num_loops: how often the stack of blocks is applied. `num_hidden_layers` counts applications, so a model of 8 layers
+        with 2 loops has 4 blocks; the embeddings are added again before every further loop.
+    """
+
+    model_type = "equitape"
+    keys_to_ignore_at_inference = ["past_key_values", "position_states"]
+    base_model_tp_plan = {
+        "layers.*.mlp.gate_proj": "colwise",
+        "layers.*.mlp.up_proj": "colwise",
+        "layers.*.mlp.down_proj": "rowwise",
+    }
+
+    vocab_size: int = 32000
+    hidden_size: int = 768
+    intermediate_size: int = 3072
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 12
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    hidden_act: str = "silu"
+    max_position_embeddings: int = 2048
+    initializer_range: float = 0.02
+    rms_norm_eps: float = 1e-6
+    use_cache: bool = True
+    pad_token_id: int | None = None
+    bos_token_id: int | None = 1
+    eos_token_id: int | list[int] | None = 2
+    tie_word_embeddings: bool = False
+    attention_bias: bool = False
+    attention_output_bias: bool | None = None
+    attention_dropout: float | int = 0.0
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    sliding_window: int | None = None
+    sliding_layers: list[int] | None = None
+    num_loops: int = 1
+    output_position_states: bool = False
+    encoding: dict[str, Any] | str | None = None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        refuse_misspelt(kwargs, self)
+        if self.num_key_value_heads is None:
+            self.num_key_value_heads = self.num_attention_heads
+        if self.head_dim is None:
+            if self.num_attention_heads < 1 or self.hidden_size % self.num_attention_heads:
+                raise ValueError(
+                    f"hidden_size {self.hidden_size} is not a multiple of num_attention_heads "
+                    f"{self.num_attention_heads}; change one of them or give head_dim."
+                )
+            self.head_dim = self.hidden_size // self.num_attention_heads
+        if self.attention_output_bias is None:
+            self.attention_output_bias = self.attention_bias
+        self._check_sizes()
+        self.encoding = parse_encoding(self.encoding, self.geometry)
+        super().__post_init__(**kwargs)
+
+    def _check_sizes(self) -> None:
+        assert self.num_key_value_heads is not None and self.head_dim is not None
+        for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+                     "head_dim", "num_loops", "max_position_embeddings"):  # fmt: skip
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be 1 or more.")
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"num_attention_heads {self.num_attention_heads} is not a multiple of num_key_value_heads "
+                f"{self.num_key_value_heads}; every key-value head serves the same number of query heads."
+            )
+        if self.num_hidden_layers % self.num_loops:
+            raise ValueError(
+                f"num_hidden_layers {self.num_hidden_layers} counts applications and must be a multiple of num_loops "
+                f"{self.num_loops}."
+            )
+        if self.sliding_layers is not None:
+            if self.sliding_window is None:
+                raise ValueError("sliding_layers is given; say how far these layers see with sliding_window.")
+            outside = [index for index in self.sliding_layers if not 0 <= index < self.num_hidden_layers]
+            if outside:
+                raise ValueError(f"sliding_layers names {outside}; layers are 0 to {self.num_hidden_layers - 1}.")
+        if self.sliding_window is not None and self.sliding_window < 1:
+            raise ValueError(f"sliding_window is {self.sliding_window}; it must be 1 or more.")
+
+    @property
+    def layer_types(self) -> list[str]:
+        """transformers' way of saying which layers slide."""
+        if self.sliding_window is None:
+            return ["full_attention"] * self.num_hidden_layers
+        sliding = range(self.num_hidden_layers) if self.sliding_layers is None else self.sliding_layers
+        return ["sliding_attention" if index in sliding else "full_attention" for index in range(self.num_hidden_layers)]
+
+    @property
+    def geometry(self) -> Geometry:
+        """The sizes an encoding needs to know."""
+        assert self.num_key_value_heads is not None and self.head_dim is not None
+        return Geometry(
+            hidden_size=self.hidden_size,
+            num_heads=self.num_attention_heads,
+            num_kv_heads=self.num_key_value_heads,
+            head_dim=self.head_dim,
+            num_layers=self.num_hidden_layers // self.num_loops,
+            num_loops=self.num_loops,
+            max_positions=self.max_position_embeddings,
+        )
+
+    @property
+    def value_cache_dims(self) -> list[int]:
+        """Width of the cached value in each layer: head_dim, and more where the encoding's state rides along."""
+        assert isinstance(self.encoding, dict) and self.head_dim is not None
+        columns = build_encoding(self.encoding, self.geometry).value_columns
+        return [self.head_dim + extra for extra in columns] * self.num_loops
+
+
+def refuse_misspelt(kwargs: dict[str, Any], config: PreTrainedConfig) -> None:
+    """transformers keeps any extra keyword as an attribute; one that looks like a misspelt field is an error here."""
+    names = [name for name in type(config).__dataclass_fields__ if not name.startswith("_")]
+    for key in kwargs:
+        near = get_close_matches(key, names, n=1, cutoff=0.8)
+        if near:
+            raise ValueError(f"EquitapeConfig has no field {key!r}. Did you mean {near[0]!r}?")

@@ -1,0 +1,238 @@
+"""The decoder as transformers models: EquitapeModel, EquitapeForCausalLM and two classifiers."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import Cache, DynamicCache, GenerationMixin, PreTrainedModel
+from transformers.modeling_layers import GenericForSequenceClassification, GenericForTokenClassification
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.processing_utils import Unpack
+from transformers.utils import TransformersKwargs, can_return_tuple
+from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.output_capturing import OutputRecorder, capture_outputs
+
+from ..encodings import LayerEncoding, PositionalEncoding, build_encoding
+from ..encodings.base import ENCODINGS
+from . import checks
+from .attention import EquitapeAttention, EquitapeRMSNorm
+from .block import EquitapeDecoderLayer
+from .configuration import EquitapeConfig
+from .views import build_positions, build_views
+
+
+@dataclass
+class EquitapeModelOutput(BaseModelOutputWithPast):
+    """transformers' output with the positional states beside the hidden ones."""
+
+    position_states: tuple[Tensor, ...] | None = None
+
+
+@dataclass
+class EquitapeCausalLMOutput(CausalLMOutputWithPast):
+    """transformers' output with the positional states beside the hidden ones."""
+
+    position_states: tuple[Tensor, ...] | None = None
+
+
+class EquitapePreTrainedModel(PreTrainedModel):
+    """What all Equitape models share: initialisation, loading, and what transformers may do with them."""
+
+    config: EquitapeConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["EquitapeDecoderLayer"]
+    _skip_keys_device_placement = ["past_key_values"]
+    _supports_sdpa = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+    _can_compile_fullgraph = True
+    _can_record_outputs = {
+        "hidden_states": OutputRecorder(EquitapeDecoderLayer, index=0),
+        "attentions": OutputRecorder(EquitapeAttention, index=1),
+    }
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, (PositionalEncoding, LayerEncoding)):
+            module.reset_parameters(self.config.initializer_range)
+
+    def _check_and_adjust_attn_implementation(self, attn_implementation: str | None, *args: Any, **kwargs: Any) -> str:
+        assert isinstance(self.config.encoding, dict)
+        kind = self.config.encoding["kind"]
+        checks.check_backend(kind, ENCODINGS[kind].backends, attn_implementation)
+        return super()._check_and_adjust_attn_implementation(attn_implementation, *args, **kwargs)
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
+        """transformers' from_pretrained, except that a decoder weight missing from the checkpoint is an error.
+
+        With `output_loading_info=True` the caller gets the list of what was missing and decides.
+        """
+        model, info = super().from_pretrained(*args, output_loading_info=True, **kwargs)
+        if output_loading_info:
+            return model, info
+        checks.check_loading(
+            sorted(info["missing_keys"]), sorted(info["unexpected_keys"]), [], cls.base_model_prefix, model.base_model is model
+        )
+        return model
+
+
+class EquitapeModel(EquitapePreTrainedModel):
+    """Embeddings, blocks and the final norm."""
+
+    def __init__(self, config: EquitapeConfig):
+        super().__init__(config)
+        assert isinstance(config.encoding, dict)
+        self.padding_idx = config.pad_token_id
+        self.vocab_size = config.vocab_size
+        geometry = config.geometry
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
+        self.encoding = build_encoding(config.encoding, geometry)
+        self.layers = nn.ModuleList(
+            [EquitapeDecoderLayer(config, index, self.encoding.layer(index)) for index in range(geometry.num_layers)]
+        )
+        self.norm = EquitapeRMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.FloatTensor | None = None,
+        use_cache: bool | None = None,
+        segment_ids: torch.LongTensor | None = None,
+        output_position_states: bool | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> EquitapeModelOutput:
+        """Run the decoder.
+
+        attention_mask: [B, past + N], 1 for tokens and 0 for padding on either side; or 4D, used as it is.
+        position_ids: [B, N]; counted along the row when left out, padding not counted, anew in each segment. Without mask,
+            cache and segment_ids, an id that does not grow starts a new packed sequence.
+        segment_ids: [B, N], equal numbers for tokens of one packed sequence; tokens see only their own.
+        output_position_states: also return, for each layer, the state [B, G, N, D] it turned queries and keys by.
+        """
+        checks.check_tokens(input_ids, inputs_embeds)
+        x: Tensor = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        checks.check_position_ids(position_ids, x)
+        checks.check_segments(segment_ids, x, past_key_values)
+        checks.check_mask(attention_mask, x, past_key_values, segment_ids is not None)
+        checks.check_cache(self.encoding, past_key_values)
+
+        positions = build_positions(
+            self.encoding, x, attention_mask, position_ids, segment_ids, past_key_values
+        )
+        may_cache = positions.segments is None and self.encoding.cache_refusal is None
+        if use_cache and past_key_values is None and may_cache:
+            past_key_values = DynamicCache(config=self.config)
+        views = build_views(self.config, self.encoding, x, attention_mask, positions, past_key_values)
+        positions = self.encoding.map_ids(positions)
+        x = self.encoding.embed(x, positions)
+        state = self.encoding.begin(positions, x.dtype)
+
+        assert self.config.head_dim is not None
+        scaling = self.config.head_dim**-0.5 * self.encoding.score_scale
+        layer_types = self.config.layer_types
+        inputs, states = x, []
+        for index in range(self.config.num_hidden_layers):
+            loop, block = divmod(index, len(self.layers))
+            if loop > 0 and block == 0:
+                x = x + inputs
+            if output_position_states and state is not None:
+                states.append(state)
+            x, state = self.layers[block](
+                x,
+                state,
+                positions=positions,
+                view=views[layer_types[index]],
+                scaling=scaling,
+                past_key_values=past_key_values,
+                cache_layer=index,
+                **kwargs,
+            )
+        return EquitapeModelOutput(
+            last_hidden_state=self.norm(x),
+            past_key_values=past_key_values,
+            position_states=self._collect(states, x) if output_position_states else None,
+        )
+
+    def _collect(self, states: list[Tensor], x: Tensor) -> tuple[Tensor, ...] | None:
+        """The fields of all layers as [B, G, N, D]; None for encodings without one."""
+        if not self.encoding.has_field:
+            return None
+        return tuple(state.expand(x.shape[0], self.config.num_key_value_heads, -1, -1) for state in states)
+
+
+class EquitapeForCausalLM(EquitapePreTrainedModel, GenerationMixin):
+    """The decoder with a language-modelling head."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+
+    def __init__(self, config: EquitapeConfig):
+        super().__init__(config)
+        self.model = EquitapeModel(config)
+        self.vocab_size = config.vocab_size
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.FloatTensor | None = None,
+        labels: torch.LongTensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        segment_ids: torch.LongTensor | None = None,
+        output_position_states: bool | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> EquitapeCausalLMOutput:
+        """Logits, and the loss where `labels` [B, N] are given (-100 marks tokens to leave out).
+
+        In a packed batch mark the first label of every segment but the first with -100: the token before it belongs to
+        another sequence. Everything else as in `EquitapeModel.forward`.
+        """
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            segment_ids=segment_ids,
+            output_position_states=output_position_states,
+            **kwargs,
+        )
+        hidden = outputs.last_hidden_state
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.lm_head(hidden[:, kept, :])
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
+        return EquitapeCausalLMOutput(
+            loss=loss,
+            logits=logits,
+            past_key_values=outputs.past_key_values,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+            position_states=outputs.position_states,
+        )
+
+
+class EquitapeForSequenceClassification(GenericForSequenceClassification, EquitapePreTrainedModel):
+    """The decoder with a classifier on the last token of each sequence."""
+
+
+class EquitapeForTokenClassification(GenericForTokenClassification, EquitapePreTrainedModel):
+    """The decoder with a classifier on every token."""

@@ -1,0 +1,166 @@
+"""From what a caller gives (mask, ids, segments, cache) to positions and to what each type of layer may see."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
+from transformers import Cache
+from transformers.masking_utils import (
+    ALL_MASK_ATTENTION_FUNCTIONS,
+    and_masks,
+    causal_mask_function,
+    create_causal_mask,
+    create_sliding_window_causal_mask,
+    packed_sequence_mask_function,
+    sliding_window_causal_mask_function,
+)
+
+from ..encodings import PositionalEncoding, Positions
+from ..encodings.positions import (
+    default_ids,
+    ids_within_runs,
+    index_runs,
+    key_ids,
+    origin_with_cache,
+    runs_from_restarts,
+    sequence_extent,
+)
+from .attention import AttentionView
+from .configuration import EquitapeConfig
+
+Mask = Tensor | BlockMask | dict[str, Any] | None
+
+
+def build_positions(
+    encoding: PositionalEncoding,
+    x: Tensor,
+    attention_mask: Mask,
+    position_ids: Tensor | None,
+    segment_ids: Tensor | None,
+    past: Cache | None,
+) -> Positions:
+    """Ids and sequences of the tokens x [B, N, C]."""
+    num_tokens = x.shape[1]
+    past_length = past.get_seq_length() if past is not None else 0
+    padding = valid = runs = None
+    if isinstance(attention_mask, Tensor) and attention_mask.dim() == 2:
+        padding = attention_mask.to(device=x.device, dtype=torch.bool)
+        valid = padding[:, torch.arange(num_tokens, device=x.device) + past_length]
+    if segment_ids is not None:
+        runs = index_runs(segment_ids.expand(x.shape[0], -1), valid)
+    elif position_ids is not None and attention_mask is None and past is None:
+        runs = runs_from_restarts(position_ids)
+        if not torch.compiler.is_compiling() and not bool(runs.any()):
+            runs = None
+    ids = position_ids
+    if ids is None:
+        ids = ids_within_runs(runs) if runs is not None else default_ids(num_tokens, past_length, padding, x.device)
+    positions = Positions(ids=ids, segments=runs, valid=valid)
+    if encoding.needs_extent:
+        origin, span = sequence_extent(ids, runs, valid)
+        if past is not None:
+            first_key = past.get_mask_sizes(num_tokens, 0)[1]
+            seen = seen_tokens(encoding, x, attention_mask, first_key)
+            origin = origin_with_cache(ids, past_length, seen, origin)
+        positions = positions._replace(origin=origin, span=span)
+    return positions
+
+
+def seen_tokens(encoding: PositionalEncoding, x: Tensor, attention_mask: Mask, first_key: int) -> Tensor | None:
+    """Which tokens, cached and new, are real: [B, tokens] bool, or None when nothing is padded.
+
+    For encodings that must count cached tokens. first_key: how many of the oldest the cache has dropped.
+    """
+    if isinstance(attention_mask, dict):
+        attention_mask = next(iter(attention_mask.values()))
+    if attention_mask is None:
+        return None
+    if isinstance(attention_mask, BlockMask) or (encoding.needs_extent and attention_mask.dim() == 4 and first_key):
+        raise ValueError(
+            f"Encoding {encoding.kind!r} counts cached tokens by the padding mask, which the mask prepared for this cache "
+            f"does not show; use a dynamic cache, or attention 'sdpa' without a sliding window."
+        )
+    if attention_mask.dim() == 2:
+        return attention_mask.to(device=x.device, dtype=torch.bool)
+    # a prepared 4D mask: what the last token sees is neither padding nor future
+    row = attention_mask[:, 0, -1]
+    row = row if row.dtype == torch.bool else row > torch.finfo(row.dtype).min / 2
+    return torch.nn.functional.pad(row, (first_key, 0), value=True)
+
+
+def build_views(
+    config: EquitapeConfig,
+    encoding: PositionalEncoding,
+    x: Tensor,
+    attention_mask: Mask,
+    positions: Positions,
+    past: Cache | None,
+) -> dict[str, AttentionView]:
+    """What each type of layer may see."""
+    types = config.layer_types
+    return {
+        kind: _build_view(config, encoding, x, attention_mask, positions, past, kind, types.index(kind))
+        for kind in dict.fromkeys(types)
+    }
+
+
+def _build_view(
+    config: EquitapeConfig,
+    encoding: PositionalEncoding,
+    x: Tensor,
+    attention_mask: Mask,
+    positions: Positions,
+    past: Cache | None,
+    kind: str,
+    layer: int,
+) -> AttentionView:
+    window = config.sliding_window if kind == "sliding_attention" else None
+    if isinstance(attention_mask, dict):
+        attention_mask = attention_mask[kind]
+    num_tokens = x.shape[1]
+    num_keys, first_key = past.get_mask_sizes(num_tokens, layer) if past is not None else (num_tokens, 0)
+    mask = _build_mask(config, x, attention_mask, positions, past, window, not encoding.adds_bias)
+    if not encoding.adds_bias:
+        return AttentionView(mask, None)
+    if past is None:
+        return AttentionView(mask, positions.ids)
+    seen = seen_tokens(encoding, x, attention_mask, first_key)
+    return AttentionView(mask, key_ids(positions.ids, past.get_seq_length(), first_key, num_keys, seen))
+
+
+def _build_mask(
+    config: EquitapeConfig,
+    x: Tensor,
+    attention_mask: Tensor | BlockMask | None,
+    positions: Positions,
+    past: Cache | None,
+    window: int | None,
+    may_skip: bool,
+) -> Tensor | BlockMask | None:
+    num_tokens = x.shape[1]
+    if positions.segments is not None:
+        causal = causal_mask_function if window is None else sliding_window_causal_mask_function(window)
+        return ALL_MASK_ATTENTION_FUNCTIONS[config._attn_implementation](
+            batch_size=x.shape[0],
+            q_length=num_tokens,
+            kv_length=num_tokens,
+            mask_function=and_masks(causal, packed_sequence_mask_function(positions.segments.expand(x.shape[0], -1))),
+            attention_mask=None,
+            allow_is_causal_skip=False,
+            dtype=x.dtype,
+            config=config,
+            device=x.device,
+        )
+    # under torch.compile transformers would materialise even a plain causal mask, which no fast kernel takes
+    if attention_mask is None and past is None and may_skip and config._attn_implementation == "sdpa":
+        if window is None or num_tokens <= window:
+            return None
+    create = create_causal_mask if window is None else create_sliding_window_causal_mask
+    return create(
+        config=config,
+        inputs_embeds=x,
+        attention_mask=attention_mask,
+        past_key_values=past,
+        allow_is_causal_skip=may_skip,
+    )

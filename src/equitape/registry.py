@@ -1,0 +1,59 @@
+"""Named registries: one name, one object; a wrong name is answered with the nearest right one."""
+
+from collections.abc import Callable, Iterable, Iterator
+from difflib import get_close_matches
+from importlib import import_module
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+def describe_choices(given: object, allowed: Iterable[str]) -> str:
+    """The tail of an error message: the nearest allowed name, then all of them."""
+    names = sorted(allowed)
+    near = get_close_matches(str(given), names, n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    return f"{hint} Allowed: {', '.join(names)}."
+
+
+class Registry(Generic[T]):
+    """A mapping from names to objects. Entries given as "module:name" are imported when first asked for."""
+
+    def __init__(self, what: str):
+        self.what = what
+        self._entries: dict[str, T | str] = {}
+
+    def register(self, name: str, entry: T | str | None = None) -> Callable[[T], T]:
+        """Add an entry under a name: directly, or as a decorator when `entry` is left out."""
+
+        def add(value: T | str) -> T | str:
+            if name in self._entries:
+                raise ValueError(f"{self.what} {name!r} is registered already; choose another name.")
+            self._entries[name] = value
+            return value
+
+        if entry is not None:
+            add(entry)
+        return add  # type: ignore[return-value]
+
+    def unregister(self, name: str) -> None:
+        """Take an entry out again (for tests and notebooks that define an encoding twice)."""
+        del self._entries[name]
+
+    def __getitem__(self, name: str) -> T:
+        if name not in self._entries:
+            raise ValueError(f"Unknown {self.what} {name!r}.{describe_choices(name, self._entries)}")
+        entry = self._entries[name]
+        if isinstance(entry, str):
+            module, _, attribute = entry.partition(":")
+            entry = self._entries[name] = getattr(import_module(module), attribute)
+        return entry  # type: ignore[return-value]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(self._entries))
+
+    def __len__(self) -> int:
+        return len(self._entries)
