@@ -8,8 +8,7 @@ from .model import (
     EquitapeForTokenClassification,
     EquitapeModel,
 )
-
-__version__ = "0.1.0"
+from .version import __version__
 
 __all__ = [
     "EquitapeConfig",
@@ -17,6 +16,7 @@ __all__ = [
     "EquitapeForSequenceClassification",
     "EquitapeForTokenClassification",
     "EquitapeModel",
+    "__version__",
     "available_encodings",
     "register_encoding",
 ]

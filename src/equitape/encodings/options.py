@@ -63,6 +63,11 @@ def _convert(value: Any, hint: Any, where: str) -> Any:
     raise ValueError(f"{where} is {value!r}, a {type(value).__name__}; it must be {names}.")
 
 
-def option_names(cls: type[Options]) -> list[str]:
-    """The names of an options class, in the order of declaration."""
-    return [field.name for field in fields(cls)]
+def describe_options(cls: type[Options]) -> dict[str, Any]:
+    """Every option with its default, in the order of declaration."""
+    defaults = cls()
+    described: dict[str, Any] = {}
+    for option in fields(cls):
+        value = getattr(defaults, option.name)
+        described[option.name] = describe_options(type(value)) if isinstance(value, Options) else value
+    return described

@@ -3,6 +3,7 @@
 Shapes: B batch, N tokens, K keys, H query heads, G key-value heads, D head dimension, E extra value columns.
 """
 
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +13,7 @@ from transformers import Cache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ..encodings import LayerEncoding, Positions
+from ..encodings.base import ScoreMod
 from .configuration import EquitapeConfig
 
 
@@ -116,10 +118,12 @@ def attend(
     implementation = module.config._attn_implementation
     dropout = module.attention_dropout if module.training else 0.0
     mask = view.mask
+    if isinstance(mask, BlockMask):
+        if dropout:
+            raise ValueError("FlexAttention has no dropout; set attention_dropout to 0 or use 'sdpa'.")
+        score_mod = encoding.score_mod(state, positions, view.key_ids) if view.key_ids is not None else None
+        return flexible_attention(query, key, value, mask, score_mod, scaling), None
     if view.key_ids is not None:
-        if isinstance(mask, BlockMask):
-            score_mod = encoding.score_mod(state, positions, view.key_ids)
-            return biased_flex_attention(query, key, value, mask, score_mod, scaling), None
         assert mask is not None
         visible = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
         bias = encoding.bias(query, key, state, positions, view.key_ids, visible, scaling)
@@ -155,12 +159,21 @@ def eager_attention(
     return output.flatten(2, 3), weights
 
 
-def biased_flex_attention(
-    query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, score_mod: Any, scaling: float
+@cache
+def compiled_flex_attention() -> Any:
+    """FlexAttention is only fast compiled; one compiled function serves all layers."""
+    return torch.compile(flex_attention)
+
+
+def flexible_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, score_mod: ScoreMod | None, scaling: float
 ) -> Tensor:
-    """FlexAttention with a bias of our own. transformers' wrapper takes none, and on the CPU the compiled form has no
-    backward, so gradients there go through the uncompiled one."""
-    compiled = query.device.type != "cpu" and not torch.compiler.is_compiling()
-    function = torch.compile(flex_attention, dynamic=False) if compiled else flex_attention
+    """FlexAttention, which transformers' wrapper offers neither with a bias of our own nor with a backward on the CPU."""
+    ratio = query.shape[1] // key.shape[1]
+    # its kernels want a power of two of query heads to a key-value head
+    if ratio & (ratio - 1):
+        key, value = key.repeat_interleave(ratio, dim=1), value.repeat_interleave(ratio, dim=1)
+    plain = query.device.type == "cpu" or torch.compiler.is_compiling()
+    function = flex_attention if plain else compiled_flex_attention()
     output = function(query, key, value, score_mod=score_mod, block_mask=mask, scale=scaling, enable_gqa=True)
     return output.transpose(1, 2)

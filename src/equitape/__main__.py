@@ -1,0 +1,5 @@
+"""`python -m equitape` is the `equitape` command."""
+
+from .cli import app
+
+app()

@@ -1,0 +1,1 @@
+"""Tasks: make examples, score outputs."""

@@ -1,0 +1,89 @@
+"""The table of encodings that the contract tests run over, and builders of small models with random weights."""
+
+import torch
+
+from equitape import EquitapeConfig, EquitapeForCausalLM
+
+YARN = {"kind": "yarn", "factor": 4.0, "original_max_positions": 16}
+
+# every registered kind appears under its own name; variants follow with a suffix
+CASES = {
+    "nope": {},
+    "learned": {},
+    "sinusoidal": {},
+    "rope": {},
+    "rope-yarn": {"scaling": YARN},
+    "rope-dynamic": {"scaling": {"kind": "dynamic", "factor": 2.0, "original_max_positions": 8}},
+    "xpos": {},
+    "randpe": {},
+    "randpe-sampled": {"sample_in_eval": True},
+    "alibi": {},
+    "t5": {"num_buckets": 8, "max_distance": 20},
+    "fire": {"initial_threshold": 6.0},
+    "cope": {"num_positions": 5},
+    "tape": {},
+    "tape-options": {
+        "normalize": True,
+        "complex_mixing": True,
+        "source": "mlp",
+        "mixer_size": 3,
+        "layers": [0],
+        "scaling": YARN,
+    },
+    "tape-fourier": {"init": "fourier"},
+    "tensor_tape": {},
+    "tensor_tape-l1r4": {"channels": 1, "components": 4, "init": "fourier"},
+    "tensor_tape-l4r1": {"channels": 4, "components": 1, "init": "fourier"},
+    "tensor_tape-components": {"mix_over": "heads+components"},
+    "tensor_tape-channels": {"mix_over": "heads+channels"},
+    "tensor_tape-maximal": {"mix_over": "maximal"},
+}
+VOCAB = 41
+
+
+def encoding_of(case: str, **options) -> dict:
+    """The configuration entry of a case."""
+    return {"kind": case.split("-")[0], **CASES.get(case, {}), **options}
+
+
+def tiny_config(case: str, options: dict | None = None, **changes) -> EquitapeConfig:
+    sizes = {
+        "vocab_size": VOCAB,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 64,
+        "pad_token_id": 0,
+    }
+    return EquitapeConfig(**{**sizes, **changes}, encoding=encoding_of(case, **(options or {})))
+
+
+def randomise(model: torch.nn.Module, seed: int = 0) -> None:
+    """Give every parameter a random value: a model at its start is RoPE or NoPE, and proves nothing."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64).to(parameter)
+            if "norm" in name or parameter.dim() == 0:
+                parameter.add_(0.2 * noise)
+            else:
+                parameter.copy_(noise * (0.5 if "encoding" in name else 0.25))
+
+
+def build(case: str, options: dict | None = None, dtype=torch.float64, seed: int = 0, **changes) -> EquitapeForCausalLM:
+    """A small model in evaluation mode with random weights."""
+    model = EquitapeForCausalLM(tiny_config(case, options, **changes))
+    randomise(model, seed)
+    return model.to(dtype).eval()
+
+
+def draw_tokens(rows: int, columns: int, seed: int = 0) -> torch.Tensor:
+    return torch.randint(1, VOCAB, (rows, columns), generator=torch.Generator().manual_seed(seed))
+
+
+def gap(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Largest difference; NaN counts as infinite."""
+    difference = (a.double() - b.double()).abs().max().item()
+    return float("inf") if difference != difference else difference

@@ -1,0 +1,123 @@
+"""Padded, packed and separate runs agree in values and in gradients."""
+
+import pytest
+import torch
+from cases import CASES, build, draw_tokens, gap
+
+DETERMINISTIC = [case for case in CASES if "sampled" not in case]
+LENGTHS = (5, 9, 12)
+
+
+def separate(model, rows):
+    """Logits of every sequence by itself, and the gradients of their summed loss."""
+    model.zero_grad()
+    logits = [model(row[None], use_cache=False).logits[0] for row in rows]
+    loss_of(logits, rows).backward()
+    return [part.detach() for part in logits], gradients(model)
+
+
+def loss_of(logits, rows):
+    return sum(
+        torch.nn.functional.cross_entropy(part[:-1], row[1:], reduction="sum")
+        for part, row in zip(logits, rows, strict=True)
+    )
+
+
+def gradients(model):
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def assert_same(found, expected, limit=1e-9):
+    logits, grads = found
+    for part, other in zip(logits, expected[0], strict=True):
+        assert gap(part, other) < limit
+    assert grads.keys() == expected[1].keys()
+    for name, grad in grads.items():
+        assert gap(grad, expected[1][name]) < limit, name
+
+
+def rows_of(lengths=LENGTHS):
+    return [draw_tokens(1, length, seed=length)[0] for length in lengths]
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa", "flex_attention"])
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("case", DETERMINISTIC)
+def test_padded_equals_unpadded(case, side, implementation):
+    model = build(case)
+    if implementation not in model.model.encoding.backends:
+        pytest.skip(f"{case} says it cannot use {implementation}")
+    rows = rows_of()
+    expected = separate(model, rows)
+    model.set_attn_implementation(implementation)
+    width = max(LENGTHS)
+    tokens = torch.zeros(len(rows), width, dtype=torch.long)
+    mask = torch.zeros_like(tokens)
+    for index, row in enumerate(rows):
+        place = slice(width - len(row), width) if side == "left" else slice(0, len(row))
+        tokens[index, place], mask[index, place] = row, 1
+    model.zero_grad()
+    output = model(tokens, attention_mask=mask, use_cache=False).logits
+    assert torch.isfinite(output).all()
+    logits = [output[index][mask[index].bool()] for index in range(len(rows))]
+    loss_of(logits, rows).backward()
+    assert_same(([part.detach() for part in logits], gradients(model)), expected)
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa", "flex_attention"])
+@pytest.mark.parametrize("case", DETERMINISTIC)
+def test_packed_equals_separate(case, implementation):
+    model = build(case)
+    if implementation not in model.model.encoding.backends:
+        pytest.skip(f"{case} says it cannot use {implementation}")
+    rows = rows_of()
+    expected = separate(model, rows)
+    model.set_attn_implementation(implementation)
+    packed = torch.cat(rows)[None]
+    # numbers of segments carry no order
+    segments = torch.cat([torch.full((len(row),), 7 - index) for index, row in enumerate(rows)])[None]
+    model.zero_grad()
+    output = model(packed, segment_ids=segments).logits[0]
+    logits = list(output.split([len(row) for row in rows]))
+    loss_of(logits, rows).backward()
+    assert_same(([part.detach() for part in logits], gradients(model)), expected)
+
+
+@pytest.mark.parametrize("case", DETERMINISTIC)
+def test_packing_told_by_ids_that_restart(case):
+    model = build(case)
+    rows = rows_of()
+    packed = torch.cat(rows)[None]
+    ids = torch.cat([torch.arange(len(row)) for row in rows])[None]
+    with torch.no_grad():
+        output = model(packed, position_ids=ids).logits[0]
+        for part, row in zip(output.split([len(row) for row in rows]), rows, strict=True):
+            assert gap(part, model(row[None]).logits[0]) < 1e-9
+
+
+@pytest.mark.parametrize("case", ["rope", "tape", "alibi", "learned"])
+def test_packed_rows_may_be_padded_too(case):
+    model = build(case)
+    rows = rows_of()
+    packed = torch.zeros(2, 20, dtype=torch.long)
+    segments, mask = torch.zeros_like(packed), torch.zeros_like(packed)
+    packed[0, :14], segments[0, 5:14], mask[0, :14] = torch.cat((rows[0], rows[1])), 1, 1
+    packed[1, 8:20], mask[1, 8:20] = rows[2], 1
+    with torch.no_grad():
+        output = model(packed, segment_ids=segments, attention_mask=mask).logits
+        for part, row in ((output[0, :5], rows[0]), (output[0, 5:14], rows[1]), (output[1, 8:], rows[2])):
+            assert gap(part, model(row[None]).logits[0]) < 1e-9
+    assert torch.isfinite(output).all()
+
+
+@pytest.mark.parametrize("case", ["rope", "tape", "t5"])
+def test_sliding_window_packed_and_padded(case):
+    model = build(case, sliding_window=4)
+    whole = build(case)
+    rows = rows_of()
+    expected = [model(row[None], use_cache=False).logits[0] for row in rows]
+    assert gap(expected[2], whole(rows[2][None]).logits[0]) > 1e-4
+    segments = torch.cat([torch.full((len(row),), index) for index, row in enumerate(rows)])[None]
+    packed = model(torch.cat(rows)[None], segment_ids=segments).logits[0].split([len(row) for row in rows])
+    for part, other in zip(packed, expected, strict=True):
+        assert gap(part, other) < 1e-9

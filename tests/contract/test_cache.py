@@ -1,0 +1,122 @@
+"""One by one, in chunks and at once: the same logits, with every cache, or a refusal that says why."""
+
+import pytest
+import torch
+from cases import CASES, build, draw_tokens, gap
+from transformers import DynamicCache, StaticCache
+
+CACHEABLE = [case for case in CASES if case not in ("rope-dynamic", "randpe-sampled")]
+
+
+def in_chunks(model, tokens, sizes, cache, mask=None, ids=None):
+    """Feed tokens in chunks through a cache and join the logits."""
+    parts, start = [], 0
+    with torch.no_grad():
+        for size in sizes:
+            stop = start + size
+            parts.append(
+                model(
+                    tokens[:, start:stop],
+                    attention_mask=None if mask is None else mask[:, :stop],
+                    position_ids=None if ids is None else ids[:, start:stop],
+                    past_key_values=cache,
+                    use_cache=True,
+                ).logits
+            )
+            start = stop
+    return torch.cat(parts, dim=1)
+
+
+def full(model, tokens, **inputs):
+    with torch.no_grad():
+        return model(tokens, use_cache=False, **inputs).logits
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa", "flex_attention"])
+@pytest.mark.parametrize("sizes", [(1,) * 14, (6, 5, 3), (10, 1, 1, 1, 1)])
+@pytest.mark.parametrize("case", CACHEABLE)
+def test_cached_equals_full(case, sizes, implementation):
+    model = build(case)
+    if implementation not in model.model.encoding.backends:
+        pytest.skip(f"{case} says it cannot use {implementation}")
+    tokens = draw_tokens(2, 14)
+    expected = full(model, tokens)
+    model.set_attn_implementation(implementation)
+    assert gap(in_chunks(model, tokens, sizes, DynamicCache(config=model.config)), expected) < 1e-10
+
+
+@pytest.mark.parametrize("case", CACHEABLE)
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_cached_equals_full_with_padding(case, side):
+    model = build(case)
+    tokens = draw_tokens(2, 14)
+    mask = torch.ones_like(tokens)
+    # on the right the padding of the first chunk stays in the cache, and the second goes on after it
+    if side == "left":
+        mask[1, :4] = 0
+    else:
+        mask[1, 5:8] = 0
+    expected = full(model, tokens, attention_mask=mask)
+    for sizes in ((8, 1, 1, 4), (3, 5, 6)):
+        found = in_chunks(model, tokens, sizes, DynamicCache(config=model.config), mask)
+        assert gap(found[mask.bool()], expected[mask.bool()]) < 1e-10
+
+
+@pytest.mark.parametrize("case", CACHEABLE)
+def test_static_cache_equals_full(case):
+    model = build(case)
+    tokens = draw_tokens(2, 14)
+    mask = torch.ones_like(tokens)
+    mask[1, :4] = 0
+    cache = StaticCache(config=model.config, max_cache_len=20)
+    found = in_chunks(model, tokens, (8, 1, 1, 4), cache, mask)
+    assert gap(found[mask.bool()], full(model, tokens, attention_mask=mask)[mask.bool()]) < 1e-10
+
+
+@pytest.mark.parametrize("case", CACHEABLE)
+def test_cache_with_shifted_ids(case):
+    model = build(case)
+    tokens = draw_tokens(2, 14)
+    ids = torch.arange(14)[None] + (30 if case == "learned" else 1000)
+    expected = full(model, tokens, position_ids=ids)
+    assert gap(in_chunks(model, tokens, (5, 1, 8), DynamicCache(config=model.config), ids=ids), expected) < 1e-9
+
+
+@pytest.mark.parametrize("case", CACHEABLE)
+@pytest.mark.parametrize("layers", [None, [1]])
+def test_sliding_window_cache_equals_full(case, layers):
+    model = build(case, sliding_window=5, sliding_layers=layers)
+    tokens = draw_tokens(2, 14)
+    expected = full(model, tokens)
+    assert gap(expected, full(build(case), tokens)) > 1e-4
+    for cache in (DynamicCache(config=model.config), StaticCache(config=model.config, max_cache_len=14)):
+        assert gap(in_chunks(model, tokens, (4, 3, 1, 1, 1, 4), cache), expected) < 1e-10
+
+
+@pytest.mark.parametrize("case", ["tape", "rope", "alibi"])
+def test_looped_depth_has_a_cache_for_every_application(case):
+    model = build(case, num_hidden_layers=4, num_loops=2)
+    assert len(model.model.layers) == 2
+    tokens = draw_tokens(2, 10)
+    cache = DynamicCache(config=model.config)
+    assert gap(in_chunks(model, tokens, (6, 1, 3), cache), full(model, tokens)) < 1e-10
+    assert len(cache.layers) == 4
+
+
+@pytest.mark.parametrize("case", ["rope-dynamic", "randpe-sampled"])
+def test_refusal_says_why_and_what_to_do(case):
+    model = build(case)
+    tokens = draw_tokens(1, 6)
+    with pytest.raises(ValueError, match=r"cannot use a cache: .+ use_cache=False"):
+        model(tokens, past_key_values=DynamicCache(config=model.config))
+    # nothing is cached behind the caller's back either
+    assert model(tokens, use_cache=True).past_key_values is None
+    assert model.generate(tokens, max_new_tokens=3, use_cache=False, do_sample=False).shape == (1, 9)
+
+
+@pytest.mark.parametrize("case", CACHEABLE)
+def test_config_tells_the_width_of_the_cache(case):
+    model = build(case)
+    cache = DynamicCache(config=model.config)
+    model(draw_tokens(1, 5), past_key_values=cache)
+    assert [layer.values.shape[-1] for layer in cache.layers] == model.config.value_cache_dims

@@ -1,0 +1,79 @@
+"""Saving and loading: bit for bit, through the Auto classes, and never with weights left random."""
+
+import json
+
+import pytest
+import torch
+from cases import CASES, build, draw_tokens
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from equitape import EquitapeForCausalLM, EquitapeForSequenceClassification, EquitapeModel
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_round_trip_is_bit_identical(case, tmp_path):
+    model = build(case, dtype=torch.float32)
+    model.save_pretrained(tmp_path)
+    assert (tmp_path / "model.safetensors").exists()
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert type(loaded) is EquitapeForCausalLM
+    assert loaded.config.encoding == model.config.encoding
+    weights, others = model.state_dict(), loaded.state_dict()
+    assert weights.keys() == others.keys()
+    assert all(torch.equal(weights[name], others[name]) for name in weights)
+    tokens = draw_tokens(1, 8)
+    torch.manual_seed(5)
+    expected = model(tokens).logits
+    torch.manual_seed(5)
+    assert torch.equal(loaded(tokens).logits, expected)
+
+
+def test_config_spells_the_encoding_out(tmp_path):
+    build("tape").save_pretrained(tmp_path)
+    saved = json.loads((tmp_path / "config.json").read_text())
+    assert saved["encoding"]["kind"] == "tape"
+    assert saved["encoding"]["theta"] == 10000.0
+    assert AutoConfig.from_pretrained(tmp_path).encoding == saved["encoding"]
+
+
+def test_tied_embeddings_are_saved_once(tmp_path):
+    model = build("tape", dtype=torch.float32, tie_word_embeddings=True)
+    model.save_pretrained(tmp_path)
+    assert "lm_head.weight" not in load_file(tmp_path / "model.safetensors")
+    loaded = EquitapeForCausalLM.from_pretrained(tmp_path)
+    assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
+    tokens = draw_tokens(1, 8)
+    assert torch.equal(loaded(tokens).logits, model(tokens).logits)
+
+
+def test_checkpoint_of_another_encoding_is_refused(tmp_path):
+    build("rope", dtype=torch.float32).save_pretrained(tmp_path / "rope")
+    build("tape", dtype=torch.float32).save_pretrained(tmp_path / "tape")
+    tape, rope = (AutoConfig.from_pretrained(tmp_path / kind) for kind in ("tape", "rope"))
+    with pytest.raises(ValueError, match=r"lacks \d+ weights .*encoding"):
+        EquitapeForCausalLM.from_pretrained(tmp_path / "rope", config=tape)
+    with pytest.raises(ValueError, match="weights of another encoding"):
+        EquitapeForCausalLM.from_pretrained(tmp_path / "tape", config=rope)
+
+
+def test_missing_weights_are_refused_unless_asked_for(tmp_path):
+    build("tape", dtype=torch.float32).save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    lost = "model.layers.1.mlp.up_proj.weight"
+    del weights[lost]
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=lost):
+        EquitapeForCausalLM.from_pretrained(tmp_path)
+    _, info = EquitapeForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert info["missing_keys"] == {lost}
+
+
+def test_a_new_head_on_a_pretrained_decoder_is_allowed(tmp_path):
+    model = build("tape", dtype=torch.float32)
+    model.save_pretrained(tmp_path)
+    classifier = EquitapeForSequenceClassification.from_pretrained(tmp_path, num_labels=3)
+    base = EquitapeModel.from_pretrained(tmp_path)
+    tokens = draw_tokens(1, 8)
+    assert classifier(tokens).logits.shape == (1, 3)
+    assert torch.equal(base(tokens).last_hidden_state, model.model(tokens).last_hidden_state)
