@@ -69,7 +69,7 @@ def randomise(model: torch.nn.Module, seed: int = 0) -> None:
             if "norm" in name or parameter.dim() == 0:
                 parameter.add_(0.2 * noise)
             else:
-                parameter.copy_(noise * (0.5 if "encoding" in name else 0.25))
+                parameter.copy_(0.25 * noise)
 
 
 def build(case: str, options: dict | None = None, dtype=torch.float64, seed: int = 0, **changes) -> EquitapeForCausalLM:

@@ -111,7 +111,7 @@ class PositionalEncoding(nn.Module):
         """How many columns each block adds to the cached value."""
         return [0] * self.geometry.num_layers
 
-    def map_ids(self, positions: Positions) -> Positions:
+    def map_ids(self, positions: Positions, batch_size: int) -> Positions:
         """Replace ids before anything reads them (once per forward, outside checkpointed code)."""
         return positions
 

@@ -52,6 +52,14 @@ class Scaling(Options):
             raise ValueError("Rotary scaling 'llama3' needs high_freq_factor above low_freq_factor.")
 
 
+def check_rotary(owner: str, theta: float, scaling: Scaling, head_dim: int) -> None:
+    """Refuse a base or a head size that has no frequencies."""
+    if theta <= 1.0:
+        raise ValueError(f"Encoding {owner!r} needs theta above 1; it is {theta}.")
+    if scaling.kind in ("ntk", "dynamic") and head_dim <= 2:
+        raise ValueError(f"Rotary scaling {scaling.kind!r} needs head_dim above 2; it is {head_dim}.")
+
+
 def softmax_scale(scaling: Scaling) -> float:
     """What YaRN multiplies scores by.
 

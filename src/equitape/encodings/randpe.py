@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from .base import LayerEncoding, PositionalEncoding, register_encoding
-from .frequencies import Scaling, inverse_frequencies, multiply, phasors
-from .options import Options
+from .frequencies import Scaling, check_rotary, inverse_frequencies, multiply, phasors
+from .options import Geometry, Options
 from .positions import Positions
 
 
@@ -20,6 +20,11 @@ class RandPEOptions(Options):
     """Ids are drawn from 0 .. range - 1; the model's max_position_embeddings when left out."""
     sample_in_eval: bool = False
     """Draw at evaluation too; outputs are then random and a cache is refused."""
+
+    def check(self, geometry: Geometry) -> None:
+        check_rotary("randpe", self.theta, Scaling(), geometry.head_dim)
+        if self.range is not None and self.range < 1:
+            raise ValueError(f"Encoding 'randpe' needs a range of 1 or more; it is {self.range}.")
 
 
 class RandPELayer(LayerEncoding):
@@ -41,21 +46,25 @@ class RandPE(PositionalEncoding):
 
     @property
     def cache_refusal(self) -> str | None:
-        if not self.options.sample_in_eval:
+        if not self._samples:
             return None
-        return "sample_in_eval draws new ids at every call, so cached keys would stand at other positions"
+        return "new ids are drawn at every call, so cached keys would stand at other positions; call eval() first"
 
-    def map_ids(self, positions: Positions) -> Positions:
-        if not (self.training or self.options.sample_in_eval):
+    @property
+    def _samples(self) -> bool:
+        return self.training or self.options.sample_in_eval
+
+    def map_ids(self, positions: Positions, batch_size: int) -> Positions:
+        if not self._samples:
             return positions
-        rows, num_tokens = positions.ids.shape
+        num_tokens = positions.ids.shape[1]
         reach = self.options.range or self.geometry.max_positions
         if num_tokens > reach:
             raise ValueError(
                 f"Encoding 'randpe' draws ids from a range of {reach}, but the input has {num_tokens} tokens; "
                 f"raise the option range to at least {num_tokens}."
             )
-        draw = torch.rand(rows, reach, device=positions.ids.device).argsort(-1)[:, :num_tokens]
+        draw = torch.rand(batch_size, reach, device=positions.ids.device).argsort(-1)[:, :num_tokens]
         return positions._replace(ids=draw.sort(-1).values)
 
     def begin(self, positions: Positions, dtype: torch.dtype) -> Tensor:

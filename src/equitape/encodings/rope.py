@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .base import LayerEncoding, PositionalEncoding, register_encoding
-from .frequencies import Scaling, inverse_frequencies, multiply, phasors, softmax_scale
+from .frequencies import Scaling, check_rotary, inverse_frequencies, multiply, phasors, softmax_scale
 from .options import Geometry, Options
 from .positions import Positions
 
@@ -17,6 +17,9 @@ class RoPEOptions(Options):
 
     theta: float = 10000.0
     scaling: Scaling = field(default_factory=Scaling)
+
+    def check(self, geometry: Geometry) -> None:
+        check_rotary("rope", self.theta, self.scaling, geometry.head_dim)
 
 
 class RoPELayer(LayerEncoding):

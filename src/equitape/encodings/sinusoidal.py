@@ -16,15 +16,19 @@ class SinusoidalOptions(Options):
     """Options of the sinusoids."""
 
     theta: float = 10000.0
+    amplitude: float = 0.02
+    """Height of the waves: that of freshly made embeddings here. The original scales embeddings up to the waves instead."""
 
     def check(self, geometry: Geometry) -> None:
+        if self.theta <= 1.0:
+            raise ValueError(f"Encoding 'sinusoidal' needs theta above 1; it is {self.theta}.")
         if geometry.hidden_size % 2:
             raise ValueError(f"Encoding 'sinusoidal' needs an even hidden_size; it is {geometry.hidden_size}.")
 
 
 @register_encoding("sinusoidal")
 class Sinusoidal(PositionalEncoding):
-    """x_i + [sin(p w_0), cos(p w_0), sin(p w_1), ...], w_k = theta^(-2k/C)."""
+    """x_i + a [sin(p w_0), cos(p w_0), sin(p w_1), ...], w_k = theta^(-2k/C)."""
 
     options_class = SinusoidalOptions
     options: SinusoidalOptions
@@ -36,4 +40,4 @@ class Sinusoidal(PositionalEncoding):
         exponent = torch.arange(0, size, 2, device=x.device, dtype=dtype) / size
         angles = positions.ids[..., None].to(dtype) * self.options.theta**-exponent
         waves = torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2)
-        return x + waves.to(x.dtype)
+        return x + (self.options.amplitude * waves).to(x.dtype)

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from ..kernels import update_field
 from ..registry import describe_choices
 from .base import LayerEncoding, PositionalEncoding, register_encoding
-from .frequencies import Scaling, inverse_frequencies, multiply, phasors, position_dtype, softmax_scale
+from .frequencies import Scaling, check_rotary, inverse_frequencies, multiply, phasors, position_dtype, softmax_scale
 from .options import Geometry, Options
 from .positions import Positions
 
@@ -60,6 +60,7 @@ class TapeOptions(Options):
     """Spread of W_a and W_2 at the start, in units of 1 / sqrt(fan-in). Zero starts as RoPE."""
 
     def check(self, geometry: Geometry) -> None:
+        check_rotary("tape", self.theta, self.scaling, geometry.head_dim)
         if self.init not in INITS:
             raise ValueError(f"Encoding 'tape' has no init {self.init!r}.{describe_choices(self.init, INITS)}")
         if self.source not in SOURCES:

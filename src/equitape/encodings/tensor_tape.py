@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ..registry import describe_choices
 from .base import LayerEncoding, PositionalEncoding, register_encoding
-from .frequencies import Scaling, inverse_frequencies, position_dtype
+from .frequencies import Scaling, check_rotary, inverse_frequencies, position_dtype
 from .options import Geometry, Options
 from .positions import Positions
 
@@ -48,6 +48,9 @@ class TensorTapeOptions(Options):
     init_scale: float = 0.0
 
     def check(self, geometry: Geometry) -> None:
+        check_rotary("tensor_tape", self.theta, Scaling(), geometry.head_dim)
+        if self.mixer_size is not None and self.mixer_size < 1:
+            raise ValueError(f"Encoding 'tensor_tape' needs mixer_size of 1 or more; it is {self.mixer_size}.")
         if self.init not in INITS:
             raise ValueError(f"Encoding 'tensor_tape' has no init {self.init!r}.{describe_choices(self.init, INITS)}")
         if self.mix_over not in MIXINGS:
@@ -114,7 +117,7 @@ class TensorTapeLayer(LayerEncoding):
             psi = nn.functional.silu(self.gate(attended))
             axes = MIXINGS[self.options.mix_over]
             rest = [axis for axis in "gmlr" if axis not in axes]
-            tensors = self._unfold(state)
+            tensors = self._unfold(state.expand(attended.shape[0], -1, -1, -1))
             mixed = torch.einsum(f"bgnmlr->bn{axes}{''.join(rest)}", tensors)
             shape = mixed.shape
             mixed = mixed.flatten(2, 1 + len(axes)).flatten(3)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from .base import LayerEncoding, PositionalEncoding, register_encoding
-from .frequencies import Scaling, inverse_frequencies, multiply, phasors, position_dtype
+from .frequencies import Scaling, check_rotary, inverse_frequencies, multiply, phasors, position_dtype
 from .options import Geometry, Options
 from .positions import Positions
 
@@ -25,6 +25,7 @@ class XPosOptions(Options):
     gamma: float = 0.4
 
     def check(self, geometry: Geometry) -> None:
+        check_rotary("xpos", self.theta, Scaling(), geometry.head_dim)
         if self.scale_base <= 0 or self.gamma <= 0:
             raise ValueError("Encoding 'xpos' needs scale_base and gamma above 0.")
         steepest = -math.log2(self.gamma / (1 + self.gamma))

@@ -1,5 +1,102 @@
-"""The one heavy operation of our own, the update of TAPE's field; the plain version defines it."""
+"""The one heavy operation of our own, the update of TAPE's field: defined in plain PyTorch, fused in Triton.
 
-from .reference import update_field
+The environment variable EQUITAPE_KERNELS chooses: "auto" (Triton for tensors on CUDA, plain PyTorch otherwise),
+"reference" (plain PyTorch everywhere) or "triton" (Triton or an error; on CPU only under Triton's interpreter).
+"""
+
+import importlib.util
+import os
+
+import torch
+from torch import Tensor
+
+from . import reference
+from .operator import fused_update
 
 __all__ = ["update_field"]
+
+CHOICES = ("auto", "reference", "triton")
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+# what the kernels keep of one token in a warp's registers and shared memory grows with these
+MAX_HEADS = 32
+MAX_GATES = 128
+HEAD_DIMS = (16, 256)
+
+_HAS_TRITON = importlib.util.find_spec("triton") is not None
+
+
+def update_field(
+    field: Tensor,
+    carried: Tensor | None,
+    gate: Tensor | None,
+    carry: Tensor | None,
+    mix_in: Tensor | None,
+    mix_out: Tensor | None,
+    normalize: bool = False,
+) -> Tensor:
+    """z' = z + W_a c, then z'' = z' + W_2 diag(psi) W_1 z', then z'' / rms(z'') if asked.
+
+    field: [B or 1, G, N, D]; carried: [B, H, N, D] with carry [G, H], or both None; gate: [B, N, I] with mix_in [I, G] and
+    mix_out [G, I], or all None. Returns [B, G, N, D]. Complex weights have a leading axis of two.
+    """
+    if carried is None or carry is None:
+        carried = carry = None
+    if gate is None or mix_in is None or mix_out is None:
+        gate = mix_in = mix_out = None
+    choice = _choice()
+    if choice == "reference" or (choice == "auto" and not field.is_cuda):
+        return reference.update_field(field, carried, gate, carry, mix_in, mix_out, normalize)
+    if carried is None and gate is None:
+        # nothing to fuse
+        return reference.update_field(field, None, None, None, None, None, normalize)
+    obstacle = _obstacle(field, carried, gate, carry, mix_in, mix_out)
+    if obstacle is not None:
+        if choice == "triton":
+            raise ValueError(f"EQUITAPE_KERNELS=triton, but {obstacle}; EQUITAPE_KERNELS=auto takes plain PyTorch there.")
+        return reference.update_field(field, carried, gate, carry, mix_in, mix_out, normalize)
+    if torch.is_autocast_enabled(field.device.type):
+        # as the plain version under autocast: products in autocast's dtype, the field in its own
+        dtype = torch.get_autocast_dtype(field.device.type)
+        carried = carried.to(dtype) if carried is not None else None
+        gate = gate.to(dtype) if gate is not None else None
+    batch = max(tensor.shape[0] for tensor in (field, carried, gate) if tensor is not None)
+    # autograd sums the gradient of a field shared by the batch
+    field = field.expand(batch, -1, -1, -1)
+    return fused_update(field, carried, gate, carry, mix_in, mix_out, normalize)
+
+
+@torch.compiler.assume_constant_result
+def _choice() -> str:
+    choice = os.environ.get("EQUITAPE_KERNELS", "auto")
+    if choice not in CHOICES:
+        raise ValueError(f"EQUITAPE_KERNELS={choice!r} is not one of {', '.join(CHOICES)}.")
+    return choice
+
+
+@torch.compiler.assume_constant_result
+def _interpreted() -> bool:
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def _obstacle(field: Tensor, carried: Tensor | None, gate: Tensor | None, *weights: Tensor | None) -> str | None:
+    """Why the fused kernels cannot take these tensors, or None if they can."""
+    if not _HAS_TRITON:
+        return "Triton is not installed"
+    if not (field.is_cuda or _interpreted()):
+        return f"the field is on {field.device.type}, where Triton needs its interpreter (TRITON_INTERPRET=1)"
+    given = [tensor for tensor in (field, carried, gate, *weights) if tensor is not None]
+    dtypes = {tensor.dtype for tensor in given}
+    if not dtypes.issubset(DTYPES):
+        return "a tensor is not bfloat16, float16 or float32"
+    if len(dtypes) > 1 and not torch.is_autocast_enabled(field.device.type):
+        return "the tensors differ in dtype outside autocast"
+    if len({weight.dim() for weight in weights if weight is not None}) > 1:
+        return "some weights are real and some complex"
+    heads = max(tensor.shape[1] for tensor in (field, carried) if tensor is not None)
+    if heads > MAX_HEADS:
+        return f"there are {heads} heads, more than {MAX_HEADS}"
+    if gate is not None and gate.shape[2] > MAX_GATES:
+        return f"there are {gate.shape[2]} gates, more than {MAX_GATES}"
+    if not HEAD_DIMS[0] <= field.shape[3] <= HEAD_DIMS[1]:
+        return f"the head dimension {field.shape[3]} is not from {HEAD_DIMS[0]} to {HEAD_DIMS[1]}"
+    return None

@@ -7,7 +7,7 @@ held half-split, real parts first. Complex weights carry a leading axis of two: 
 import torch
 from torch import Tensor
 
-EPSILON = 1e-6
+EPSILON = 1e-8
 
 
 def update_field(

@@ -1,15 +1,17 @@
 """The field update, backward, in one pass over the fields, from the inputs of forward alone.
 
-With g the gradient of z'' (of z'' before normalisation, where that is on), P = g z^T and Q = g c^T of a token,
+With g the gradient of z'' (before normalisation, where that is on), P = g z^T and Q = g c^T of a token,
 
-    dz = g + T^T g       dc = K^T g       dT = P + Q W_a^T       dW_a = sum of Q + T^T Q
-    dW_1 = sum of (W_2 diag(psi))^T dT    dW_2 = sum of dT W_1^T diag(psi)    dpsi = diag(W_2^T dT W_1^T)
+    dz = g + T^T g      dc = K^T g      dT = P + Q W_a^T      dW_a = sum of Q + T^T Q
+    dW_1 = sum of (W_2 diag(psi))^T dT      dW_2 = sum of dT W_1^T diag(psi)      dpsi = diag(W_2^T dT W_1^T)
 
-so the fields enter four products and everything else is small matrices of a token. Sums over tokens are kept by each
-program in float32, written once, and added up in a fixed order by a second, small kernel: the same numbers every run.
+so the fields enter four products, and the rest is small matrices of a token. Sums over tokens are kept by each program in
+float32, written once, and added up in a fixed order by a second, small kernel: the same numbers every run.
 
 Shapes and the algorithm: triton_field.py.
 """
+
+from collections.abc import Sequence
 
 import torch
 import triton
@@ -18,22 +20,36 @@ from torch import Tensor
 
 from .reference import EPSILON
 from .triton_field import (
-    LANGUAGE_TYPES,
-    Sizes,
+    Update,
     add_identity,
     both_parts,
+    contiguous,
     gated_weight,
+    inverse_rms,
     load_chunk,
     load_gates,
     load_weight,
     multiply,
     num_programs,
-    row_offsets,
+    rounded,
+    rows_of,
     store_chunk,
-    strides_of,
+    strides,
     token_matrices,
     updated_chunk,
 )
+
+CHUNK = 512
+PROGRAMS_PER_PROCESSOR = 2
+SUM_ROWS, SUM_COLUMNS = 64, 32
+
+
+@triton.jit
+def store_matrix(pointer, matrix, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """The first ROWS and COLUMNS of a matrix, contiguous."""
+    row = tl.arange(0, matrix.shape[0])[:, None]
+    column = tl.arange(0, matrix.shape[1])[None, :]
+    tl.store(pointer + row * COLUMNS + column, matrix, mask=(row < ROWS) & (column < COLUMNS))
 
 
 @triton.jit
@@ -46,36 +62,34 @@ def store_weight_gradient(
     PADDED_COLUMNS: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """The gradient of a weight [ROWS, COLUMNS] or [2, ROWS, COLUMNS] from that of the real matrix load_weight makes of it."""
+    """The gradient of a weight [ROWS, COLUMNS] or [2, ROWS, COLUMNS] from that of the matrix load_weight made of it."""
     if PARTS == 2:
-        shape: tl.constexpr = (2, PADDED_ROWS, 2, PADDED_COLUMNS)
         row_part = tl.arange(0, 2 * PADDED_ROWS)[:, None] // PADDED_ROWS
         column_part = tl.arange(0, 2 * PADDED_COLUMNS)[None, :] // PADDED_COLUMNS
-        # the imaginary part stands below the diagonal as it is and above it with its sign changed
-        off_diagonal = (row_part - column_part).to(tl.float32)
-        imaginary = tl.sum(tl.sum(tl.reshape(gradient * off_diagonal, shape), 2), 0)
-        store_matrix(pointer + ROWS * COLUMNS, imaginary, ROWS, COLUMNS)
-        on_diagonal = (row_part == column_part).to(tl.float32)
-        gradient = tl.sum(tl.sum(tl.reshape(gradient * on_diagonal, shape), 2), 0)
-    store_matrix(pointer, gradient, ROWS, COLUMNS)
+        # the imaginary part stood below the diagonal as it is, and above it with its sign changed
+        imaginary = tl.reshape(
+            gradient * (row_part - column_part).to(tl.float32), (2, PADDED_ROWS, 2, PADDED_COLUMNS)
+        )
+        real = tl.reshape(
+            gradient * (row_part == column_part).to(tl.float32), (2, PADDED_ROWS, 2, PADDED_COLUMNS)
+        )
+        store_matrix(pointer, tl.sum(tl.sum(real, 2), 0), ROWS, COLUMNS)
+        store_matrix(pointer + ROWS * COLUMNS, tl.sum(tl.sum(imaginary, 2), 0), ROWS, COLUMNS)
+    else:
+        store_matrix(pointer, gradient, ROWS, COLUMNS)
 
 
 @triton.jit
-def store_matrix(pointer, matrix, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """The first ROWS and COLUMNS of a matrix, contiguous."""
-    row = tl.arange(0, matrix.shape[0])[:, None]
-    column = tl.arange(0, matrix.shape[1])[None, :]
-    tl.store(pointer + row * COLUMNS + column, matrix, mask=(row < ROWS) & (column < COLUMNS))
-
-
-@triton.jit
-def store_gate_gradient(pointer, gradient, token, tokens, GATES: tl.constexpr, PADDED: tl.constexpr, PARTS: tl.constexpr):
-    """dpsi [S, J] of a tile of tokens; what complex weights saw twice is added up."""
-    total = tl.sum(tl.reshape(gradient, (gradient.shape[0], PARTS, PADDED)), 1)
+def store_gate_gradient(
+    pointer, gradient, sequence, token, tokens, GATES: tl.constexpr, PADDED: tl.constexpr, PARTS: tl.constexpr
+):
+    """dpsi [S, J] of a tile of tokens, contiguous; what complex weights saw twice is added up."""
+    if PARTS == 2:
+        gradient = tl.sum(tl.reshape(gradient, (gradient.shape[0], 2, PADDED)), 1)
     index = tl.arange(0, PADDED)[None, :]
-    offset = token.to(tl.int64)[:, None] * GATES + index
+    place = (sequence * tokens + token)[:, None] * GATES + index
     exists = (token < tokens)[:, None] & (index < GATES)
-    tl.store(pointer + offset, total.to(pointer.dtype.element_ty), mask=exists)
+    tl.store(pointer + place, rounded(gradient, pointer.dtype.element_ty), mask=exists)
 
 
 @triton.jit
@@ -83,7 +97,7 @@ def gradient_kernel(
     field_gradient,
     carried_gradient,
     gate_gradient,
-    partial_gradients,
+    partial_sums,
     gradient,
     field,
     carried,
@@ -91,31 +105,14 @@ def gradient_kernel(
     carry,
     mix_in,
     mix_out,
+    field_gradient_strides,
+    carried_gradient_strides,
+    gradient_strides,
+    field_strides,
+    carried_strides,
+    gate_strides,
     tokens,
     num_tiles,
-    field_gradient_batch,
-    field_gradient_head,
-    field_gradient_token,
-    field_gradient_channel,
-    carried_gradient_batch,
-    carried_gradient_head,
-    carried_gradient_token,
-    carried_gradient_channel,
-    gradient_batch,
-    gradient_head,
-    gradient_token,
-    gradient_channel,
-    field_batch,
-    field_head,
-    field_token,
-    field_channel,
-    carried_batch,
-    carried_head,
-    carried_token,
-    carried_channel,
-    gate_batch,
-    gate_token,
-    gate_channel,
     PARTS: tl.constexpr,
     GROUPS: tl.constexpr,
     HEADS: tl.constexpr,
@@ -135,68 +132,199 @@ def gradient_kernel(
     COMPUTE: tl.constexpr,
     WANTS_FIELD: tl.constexpr,
 ):
-    """Gradients of the fields and gates, and each program's part of the gradients of the weights, in one row each."""
+    """Gradients of the fields and gates, and in each row of partial_sums one program's part of those of the weights."""
     R: tl.constexpr = PARTS * PADDED_GROUPS
     C: tl.constexpr = PARTS * PADDED_HEADS
     J: tl.constexpr = PARTS * PADDED_GATES
     weight_carry, weight_in, weight_out = 0.0, 0.0, 0.0
+    # the tokens of a tile belong to different warps, so what needs no product is summed over them only at the end
+    carry_sum = tl.zeros((S, R, C), tl.float32)
+    mixed_carry_sum = tl.zeros((R, C), tl.float32)
+    in_sum = tl.zeros((J, R), tl.float32)
+    out_sum = tl.zeros((S, R, J), tl.float32)
     if HAS_CARRY:
         weight_carry = load_weight(carry, GROUPS, HEADS, PADDED_GROUPS, PADDED_HEADS, PARTS)
-        # summed over the S tokens of a tile only at the end: tokens live in different warps
-        carry_gradient = tl.zeros((S, R, C), tl.float32)
-        carry_gradient_mixed = tl.zeros((R, C), tl.float32)
     if HAS_MIX:
         weight_in = load_weight(mix_in, GATES, GROUPS, PADDED_GATES, PADDED_GROUPS, PARTS)
         weight_out = load_weight(mix_out, GROUPS, GATES, PADDED_GROUPS, PADDED_GATES, PARTS)
-        in_gradient = tl.zeros((J, R), tl.float32)
-        out_gradient = tl.zeros((S, R, J), tl.float32)
     tiles_per_sequence = tl.cdiv(tokens, S)
     for tile in tl.range(tl.program_id(0), num_tiles, tl.num_programs(0)):
         sequence = (tile // tiles_per_sequence).to(tl.int64)
         token = (tile % tiles_per_sequence) * S + tl.arange(0, S)
-        gated = 0.0
+        gates, gated = 0.0, 0.0
         if HAS_MIX:
-            gates = load_gates(
-                gate + sequence * gate_batch, token, tokens, gate_token, gate_channel, GATES, PADDED_GATES, PARTS
-            )
+            gates = load_gates(gate, gate_strides, sequence, token, tokens, GATES, PADDED_GATES, PARTS)
             gated = gated_weight(gates, weight_out, COMPUTE)
         mixing, carrying = token_matrices(gated, weight_in, weight_carry, S, HAS_CARRY, HAS_MIX, COMPUTE)
 
-        field_rows, field_exists = row_offsets(
-            token, tokens, field_head, field_token, field_channel, GROUPS, PADDED_GROUPS, DIM, PARTS
-        )
-        field_rows += sequence * field_batch
-        gradient_rows, _ = row_offsets(
-            token, tokens, gradient_head, gradient_token, gradient_channel, GROUPS, PADDED_GROUPS, DIM, PARTS
-        )
-        gradient_rows += sequence * gradient_batch
-        if WANTS_FIELD:
-            field_gradient_rows, _ = row_offsets(
-                token,
-                tokens,
-                field_gradient_head,
-                field_gradient_token,
-                field_gradient_channel,
-                GROUPS,
-                PADDED_GROUPS,
-                DIM,
-                PARTS,
-            )
-            field_gradient_rows += sequence * field_gradient_batch
+        rows, exists = rows_of(field_strides, sequence, token, tokens, GROUPS, PADDED_GROUPS, DIM, PARTS)
+        from_rows, _ = rows_of(gradient_strides, sequence, token, tokens, GROUPS, PADDED_GROUPS, DIM, PARTS)
+        carried_rows, arrived = rows_of(carried_strides, sequence, token, tokens, HEADS, PADDED_HEADS, DIM, PARTS)
+        scale, slope = 0.0, 0.0
+        if NORMALIZE:
+            squares = tl.zeros((S, R), tl.float32)
+            slope = tl.zeros((S, R), tl.float32)
+            for start in tl.static_range(0, DIM, E):
+                z = load_chunk(field, field_strides, rows, exists, start, DIM, E)
+                c = 0.0
+                if HAS_CARRY:
+                    c = load_chunk(carried, carried_strides, carried_rows, arrived, start, DIM, E)
+                new = updated_chunk(z, c, mixing, carrying, HAS_CARRY, HAS_MIX, EXACT, COMPUTE)
+                g = load_chunk(gradient, gradient_strides, from_rows, exists, start, DIM, E)
+                squares += tl.sum(new * new, 2)
+                slope += tl.sum(new * g.to(tl.float32), 2)
+            scale = inverse_rms(squares, DIM, PARTS, EPSILON)
+            slope = both_parts(slope, PARTS) * (2.0 / (PARTS * DIM)) * scale * scale * scale
+
+        by_field = tl.zeros((S, R, R), tl.float32)
+        by_carried = tl.zeros((S, R, C), tl.float32)
+        for start in tl.static_range(0, DIM, E):
+            z = load_chunk(field, field_strides, rows, exists, start, DIM, E)
+            c = 0.0
+            if HAS_CARRY:
+                c = load_chunk(carried, carried_strides, carried_rows, arrived, start, DIM, E)
+            g = load_chunk(gradient, gradient_strides, from_rows, exists, start, DIM, E)
+            if NORMALIZE:
+                new = updated_chunk(z, c, mixing, carrying, HAS_CARRY, HAS_MIX, EXACT, COMPUTE)
+                g = g.to(tl.float32) * scale[:, :, None] - new * slope[:, :, None]
+            if HAS_MIX:
+                by_field += multiply(g, tl.permute(z, (0, 2, 1)), COMPUTE)
+            if HAS_CARRY:
+                by_carried += multiply(g, tl.permute(c, (0, 2, 1)), COMPUTE)
+                to_rows, _ = rows_of(
+                    carried_gradient_strides, sequence, token, tokens, HEADS, PADDED_HEADS, DIM, PARTS
+                )
+                dc = multiply(tl.permute(carrying, (0, 2, 1)), g, COMPUTE)
+                store_chunk(carried_gradient, carried_gradient_strides, to_rows, arrived, start, dc, DIM, E)
+            if WANTS_FIELD:
+                to_rows, _ = rows_of(
+                    field_gradient_strides, sequence, token, tokens, GROUPS, PADDED_GROUPS, DIM, PARTS
+                )
+                if HAS_MIX:
+                    dz = multiply(tl.permute(mixing, (0, 2, 1)), g, COMPUTE)
+                    dz = add_identity(dz, g, EXACT_GRADIENT, COMPUTE)
+                else:
+                    dz = g
+                store_chunk(field_gradient, field_gradient_strides, to_rows, exists, start, dz, DIM, E)
+
         if HAS_CARRY:
-            carried_rows, carried_exists = row_offsets(
-                token, tokens, carried_head, carried_token, carried_channel, HEADS, PADDED_HEADS, DIM, PARTS
-            )
-            carried_rows += sequence * carried_batch
-            carried_gradient_rows, _ = row_offsets(
-                token,
-                tokens,
-                carried_gradient_head,
-                carried_gradient_token,
-                carried_gradient_channel,
-                HEADS,
-                PADDED_HEADS,
-                DIM,
-                PARTS,
-            )
-            carried_gradient_rows += sequence * carried_gradient_batch
+            carry_sum += by_carried
+        if HAS_MIX:
+            # [S x R, R]
+            dt = tl.reshape(by_field, (S * R, R))
+            if HAS_CARRY:
+                flat = tl.reshape(by_carried, (S * R, C))
+                dt += multiply(flat, tl.trans(weight_carry), COMPUTE)
+                mixed_carry_sum += multiply(tl.trans(tl.reshape(mixing, (S * R, R))), flat, COMPUTE)
+            in_sum += multiply(tl.trans(gated), dt, COMPUTE)
+            # dT W_1^T, [S, R, J]
+            back = tl.reshape(multiply(dt, tl.trans(weight_in), COMPUTE), (S, R, J))
+            out_sum += back * gates[:, None, :]
+            dpsi = tl.sum(back * weight_out[None, :, :], 1)
+            store_gate_gradient(gate_gradient, dpsi, sequence, token, tokens, GATES, PADDED_GATES, PARTS)
+
+    CARRY_SIZE: tl.constexpr = PARTS * GROUPS * HEADS * HAS_CARRY
+    MIX_SIZE: tl.constexpr = PARTS * GROUPS * GATES * HAS_MIX
+    partial_sums += tl.program_id(0) * (CARRY_SIZE + 2 * MIX_SIZE)
+    if HAS_CARRY:
+        total = tl.sum(carry_sum, 0) + mixed_carry_sum
+        store_weight_gradient(partial_sums, total, GROUPS, HEADS, PADDED_GROUPS, PADDED_HEADS, PARTS)
+    if HAS_MIX:
+        partial_sums += CARRY_SIZE
+        store_weight_gradient(partial_sums, in_sum, GATES, GROUPS, PADDED_GATES, PADDED_GROUPS, PARTS)
+        partial_sums += MIX_SIZE
+        total = tl.sum(out_sum, 0)
+        store_weight_gradient(partial_sums, total, GROUPS, GATES, PADDED_GROUPS, PADDED_GATES, PARTS)
+
+
+@triton.jit
+def sum_kernel(
+    carry_gradient,
+    in_gradient,
+    out_gradient,
+    partial_sums,
+    num_rows,
+    CARRY_SIZE: tl.constexpr,
+    MIX_SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Add up the rows of partial_sums into the gradients of the three weights."""
+    SIZE: tl.constexpr = CARRY_SIZE + 2 * MIX_SIZE
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    sums = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for start in tl.range(0, num_rows, ROWS):
+        row = (start + tl.arange(0, ROWS))[:, None]
+        sums += tl.load(partial_sums + row * SIZE + column, mask=(row < num_rows) & (column < SIZE), other=0.0)
+    total = tl.sum(sums, 0)
+    if CARRY_SIZE > 0:
+        value = rounded(total, carry_gradient.dtype.element_ty)
+        tl.store(carry_gradient + column, value, mask=column < CARRY_SIZE)
+    if MIX_SIZE > 0:
+        column -= CARRY_SIZE
+        value = rounded(total, in_gradient.dtype.element_ty)
+        tl.store(in_gradient + column, value, mask=(column >= 0) & (column < MIX_SIZE))
+        column -= MIX_SIZE
+        value = rounded(total, out_gradient.dtype.element_ty)
+        tl.store(out_gradient + column, value, mask=(column >= 0) & (column < MIX_SIZE))
+
+
+def backward(
+    gradients: Sequence[Tensor],
+    gradient: Tensor,
+    field: Tensor,
+    carried: Tensor | None,
+    gate: Tensor | None,
+    carry: Tensor | None,
+    mix_in: Tensor | None,
+    mix_out: Tensor | None,
+    normalize: bool,
+    wants_field: bool,
+) -> None:
+    """Write the gradients of the six tensors, those of the gate and the weights contiguous.
+
+    Gradients of tensors not given, and of the field unless wants_field, are left alone.
+    """
+    update = Update.of(field, carried, gate, carry, mix_in)
+    field_gradient, carried_gradient, gate_gradient, *weight_gradients = gradients
+    carry_size = carry.numel() if carry is not None else 0
+    mix_size = mix_in.numel() if mix_in is not None else 0
+    size = carry_size + 2 * mix_size
+    programs = num_programs(field.device, update.num_tiles, PROGRAMS_PER_PROCESSOR)
+    partial_sums = torch.empty(programs, size, dtype=torch.float32, device=field.device)
+    gradient_kernel[(programs,)](
+        field_gradient,
+        carried_gradient,
+        gate_gradient,
+        partial_sums,
+        gradient,
+        field,
+        carried,
+        gate,
+        contiguous(carry),
+        contiguous(mix_in),
+        contiguous(mix_out),
+        strides(field_gradient),
+        strides(carried_gradient),
+        strides(gradient),
+        strides(field),
+        strides(carried),
+        strides(gate),
+        update.tokens,
+        update.num_tiles,
+        NORMALIZE=normalize,
+        EPSILON=EPSILON,
+        EXACT=update.exact(field),
+        EXACT_GRADIENT=update.exact(gradient) and not normalize,
+        WANTS_FIELD=wants_field,
+        **update.constants(CHUNK, num_fields=2),
+    )
+    sum_kernel[(triton.cdiv(size, SUM_COLUMNS),)](
+        *weight_gradients,
+        partial_sums,
+        programs,
+        CARRY_SIZE=carry_size,
+        MIX_SIZE=mix_size,
+        ROWS=SUM_ROWS,
+        COLUMNS=SUM_COLUMNS,
+    )

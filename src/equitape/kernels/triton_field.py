@@ -5,32 +5,40 @@ A token's update is linear in its field z [G, D] and in what attention carried t
     z'' = z + T z + K c,   T = W_2 diag(psi) W_1,   K = W_a + T W_a
 
 so a kernel forms the two small matrices T [G, G] and K [G, H] of each token and applies them to tiles of the fields on
-the matrix units, one token an element of a batched product. z' = z + W_a c never exists, neither here nor in backward.
+the matrix units, one token an element of a batched product. z' = z + W_a c is never formed, in backward neither.
 
-Complex mixing is real mixing of twice the heads: the real and the imaginary halves of a field are rows of their own, and
+Complex mixing is real mixing of twice the heads: the real and the imaginary half of a field are rows of their own, and
 the weight a + ib is the matrix [[a, -b], [b, a]]. PARTS is 1 for real and 2 for complex weights.
 
-Shapes: S tokens a tile, R rows of a field (PARTS x padded G), C rows of the carried field (PARTS x padded H), J gates
-(PARTS x padded I), E channels of a chunk. Heads and gates are padded with zeros to powers of two, and rows to at least
-the 16 of a matrix unit.
+Shapes: S tokens of a tile, R rows of a field (PARTS x padded G), C rows of the carried field (PARTS x padded H), J gates
+(PARTS x padded I), E channels of a chunk. Heads and gates are padded with zeros to powers of two, rows to 16 or more.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-# rows of a product on the matrix units
+# the least side of a product on the matrix units
 UNIT = 16
+# a token is one element of a batched product, and one warp's work
+WARPS = 4
+
+# of shared memory for one tile of tokens on its way: leaves room for two programs a processor
+SHARED_BYTES = 49152
+
+# the interpreter multiplies the bits of bfloat16 as integers, and cuts off where a device rounds
+INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 LANGUAGE_TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """Sizes of one update, and how it is cut into tiles."""
+class Update:
+    """Sizes and dtypes of one update, and how it is cut into tiles."""
 
     parts: int
     batch: int
@@ -40,44 +48,67 @@ class Sizes:
     gates: int
     dim: int
     """Channels of a part: D, or D / 2 where the weights are complex."""
+    compute: torch.dtype
+    """Dtype of the operands of products: that of the carried field and of the gates."""
+    has_carry: bool
+    has_mix: bool
+
+    @classmethod
+    def of(cls, field: Tensor, carried: Tensor | None, gate: Tensor | None, carry: Tensor | None, mix_in: Tensor | None):
+        batch, groups, tokens, dim = field.shape
+        parts = 2 if 3 in (carry.dim() if carry is not None else 0, mix_in.dim() if mix_in is not None else 0) else 1
+        source = carried if carried is not None else gate
+        assert source is not None
+        return cls(
+            parts=parts,
+            batch=batch,
+            tokens=tokens,
+            groups=groups,
+            heads=carried.shape[1] if carried is not None else 1,
+            gates=gate.shape[2] if gate is not None else 1,
+            dim=dim // parts,
+            compute=source.dtype,
+            has_carry=carried is not None,
+            has_mix=gate is not None,
+        )
 
     @property
-    def padded_groups(self) -> int:
-        return self._padded(self.groups)
+    def num_tiles(self) -> int:
+        return self.batch * triton.cdiv(self.tokens, WARPS)
 
-    @property
-    def padded_heads(self) -> int:
-        return self._padded(self.heads)
+    def constants(self, chunk: int, num_fields: int) -> dict[str, Any]:
+        """What the kernels know when they are compiled.
 
-    @property
-    def padded_gates(self) -> int:
-        return self._padded(self.gates)
-
-    def _padded(self, count: int) -> int:
-        return max(triton.next_power_of_2(count), UNIT // self.parts)
-
-    def num_tiles(self, tile: int) -> int:
-        return self.batch * triton.cdiv(self.tokens, tile)
-
-    def constants(self) -> dict[str, int]:
-        """What the kernels know of the sizes when they are compiled."""
+        chunk: how many elements of a token's field a warp holds at a time; num_fields: how many fields [B, G, N, D] are read.
+        """
+        rows = self._padded(self.groups) * num_fields + self._padded(self.heads) * self.has_carry
+        tile_bytes = WARPS * rows * self.parts * self.dim * self.compute.itemsize
+        channels = chunk // (self.parts * self._padded(max(self.groups, self.heads)))
         return {
             "PARTS": self.parts,
             "GROUPS": self.groups,
             "HEADS": self.heads,
             "GATES": self.gates,
             "DIM": self.dim,
-            "PADDED_GROUPS": self.padded_groups,
-            "PADDED_HEADS": self.padded_heads,
-            "PADDED_GATES": self.padded_gates,
+            "PADDED_GROUPS": self._padded(self.groups),
+            "PADDED_HEADS": self._padded(self.heads),
+            "PADDED_GATES": self._padded(self.gates),
+            "S": WARPS,
+            "E": max(UNIT, min(channels, triton.next_power_of_2(self.dim))),
+            "HAS_CARRY": self.has_carry,
+            "HAS_MIX": self.has_mix,
+            "COMPUTE": LANGUAGE_TYPES[self.compute],
+            "num_warps": WARPS,
+            # tiles under way at a time
+            "num_stages": 3 if tile_bytes <= SHARED_BYTES else 2 if tile_bytes <= 2 * SHARED_BYTES else 1,
         }
 
+    def _padded(self, count: int) -> int:
+        return max(triton.next_power_of_2(count), UNIT // self.parts)
 
-def sizes_of(field: Tensor, carried: Tensor | None, gate: Tensor | None, parts: int) -> Sizes:
-    batch, groups, tokens, dim = field.shape
-    heads = carried.shape[1] if carried is not None else 1
-    gates = gate.shape[2] if gate is not None else 1
-    return Sizes(parts, batch, tokens, groups, heads, gates, dim // parts)
+    def exact(self, tensor: Tensor) -> bool:
+        """Whether a matrix unit can add a tensor to a product unchanged."""
+        return tensor.dtype == self.compute and self.compute != torch.float32
 
 
 def num_programs(device: torch.device, num_tiles: int, per_processor: int) -> int:
@@ -90,9 +121,22 @@ def num_programs(device: torch.device, num_tiles: int, per_processor: int) -> in
     return max(1, min(limit, num_tiles))
 
 
+def contiguous(weight: Tensor | None) -> Tensor | None:
+    return None if weight is None else weight.contiguous()
+
+
+def strides(tensor: Tensor | None) -> tuple[int, ...]:
+    return (0, 0, 0, 0) if tensor is None else tensor.stride()
+
+
 @triton.jit
 def load_weight(
-    weight, ROWS: tl.constexpr, COLUMNS: tl.constexpr, PADDED_ROWS: tl.constexpr, PADDED_COLUMNS: tl.constexpr, PARTS: tl.constexpr
+    weight,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    PADDED_ROWS: tl.constexpr,
+    PADDED_COLUMNS: tl.constexpr,
+    PARTS: tl.constexpr,
 ):
     """A contiguous [ROWS, COLUMNS] or [2, ROWS, COLUMNS] as a real matrix over padded rows and columns, in float32."""
     row = tl.arange(0, PARTS * PADDED_ROWS)[:, None]
@@ -105,49 +149,131 @@ def load_weight(
 
 
 @triton.jit
-def row_offsets(token, tokens, stride_head, stride_token, stride_channel, HEADS: tl.constexpr, PADDED: tl.constexpr, DIM: tl.constexpr, PARTS: tl.constexpr):
-    """Where the rows of a tile of tokens begin, and which of them exist: both [S, PARTS x PADDED, 1]."""
+def rows_of(
+    strides,
+    sequence,
+    token,
+    tokens,
+    HEADS: tl.constexpr,
+    PADDED: tl.constexpr,
+    DIM: tl.constexpr,
+    PARTS: tl.constexpr,
+):
+    """Where the rows of a tile of tokens begin in a field, and which of them exist: both [S, PARTS x PADDED, 1]."""
     row = tl.arange(0, PARTS * PADDED)
     part, head = row // PADDED, row % PADDED
-    within = head.to(tl.int64) * stride_head + part * DIM * stride_channel
-    offset = token.to(tl.int64)[:, None] * stride_token + within[None, :]
+    # 64 bits: a long batch of fields has more than 2^31 elements
+    within = head.to(tl.int64) * strides[1] + (part * DIM).to(tl.int64) * strides[3]
+    begin = sequence * strides[0] + token.to(tl.int64) * strides[2]
     exists = (token < tokens)[:, None] & (head < HEADS)[None, :]
-    return offset[:, :, None], exists[:, :, None]
+    return (begin[:, None] + within[None, :])[:, :, None], exists[:, :, None]
 
 
 @triton.jit
-def load_gates(gate, token, tokens, stride_token, stride_gate, GATES: tl.constexpr, PADDED: tl.constexpr, PARTS: tl.constexpr):
+def load_chunk(pointer, strides, rows, exists, start, DIM: tl.constexpr, E: tl.constexpr):
+    """Channels start to start + E of the rows of a tile, [S, R, E]; zero where there are none."""
+    channel = start + tl.arange(0, E)[None, None, :]
+    return tl.load(pointer + rows + channel * strides[3], mask=exists & (channel < DIM), other=0.0)
+
+
+@triton.jit
+def store_chunk(pointer, strides, rows, exists, start, value, DIM: tl.constexpr, E: tl.constexpr):
+    channel = start + tl.arange(0, E)[None, None, :]
+    value = rounded(value, pointer.dtype.element_ty)
+    tl.store(pointer + rows + channel * strides[3], value, mask=exists & (channel < DIM))
+
+
+@triton.jit
+def load_gates(
+    gate, strides, sequence, token, tokens, GATES: tl.constexpr, PADDED: tl.constexpr, PARTS: tl.constexpr
+):
     """psi of a tile of tokens, [S, J] in float32; complex weights see every gate twice."""
     index = tl.arange(0, PARTS * PADDED) % PADDED
-    offset = token.to(tl.int64)[:, None] * stride_token + index[None, :] * stride_gate
+    begin = sequence * strides[0] + token.to(tl.int64) * strides[1]
     exists = (token < tokens)[:, None] & (index < GATES)[None, :]
-    return tl.load(gate + offset, mask=exists, other=0.0).to(tl.float32)
+    return tl.load(gate + begin[:, None] + index[None, :] * strides[2], mask=exists, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def gated_weight(gates, mix_out, COMPUTE: tl.constexpr):
-    """W_2 diag(psi) of a tile of tokens, [S x R, J]."""
-    gated = (mix_out[None, :, :] * gates[:, None, :]).to(COMPUTE)
-    return tl.reshape(gated, (gates.shape[0] * mix_out.shape[0], mix_out.shape[1]))
+def rounded(value, DTYPE: tl.constexpr):
+    """Float32 to the nearest number of a dtype."""
+    if INTERPRETED and DTYPE == tl.bfloat16 and value.dtype == tl.float32:
+        bits = value.to(tl.uint32, bitcast=True)
+        value = (bits + 0x7FFF + ((bits >> 16) & 1)).to(tl.float32, bitcast=True)
+    return value.to(DTYPE)
 
 
 @triton.jit
 def multiply(left, right, COMPUTE: tl.constexpr):
-    """A product on the matrix units: operands in the computing dtype, sums in float32. Float32 stays float32."""
-    return tl.dot(left.to(COMPUTE), right.to(COMPUTE), input_precision="ieee")
+    """A product on the matrix units: operands in the computing dtype, sums in float32.
+
+    Float32 operands are split in two parts of 11 bits each, which lose next to nothing; products off the matrix units would
+    need more registers than there are.
+    """
+    left, right = rounded(left, COMPUTE), rounded(right, COMPUTE)
+    if INTERPRETED:
+        left, right = left.to(tl.float32), right.to(tl.float32)
+    return tl.dot(left, right, input_precision="tf32x3")
 
 
 @triton.jit
 def add_identity(product, field, EXACT: tl.constexpr, COMPUTE: tl.constexpr):
     """product + field, both [S, R, E]."""
     if EXACT:
-        # one times a number is that number in any dtype: the matrix unit adds it from where it already holds the field
+        # one times a number is that number in any dtype: the matrix unit adds the field from where it already has it
         row = tl.arange(0, field.shape[1])
-        identity = tl.where(row[:, None] == row[None, :], 1.0, 0.0).to(COMPUTE)
+        identity = (row[:, None] == row[None, :]).to(tl.float32)
         identity = tl.broadcast_to(identity[None, :, :], (field.shape[0], field.shape[1], field.shape[1]))
-        return product + multiply(identity, field, COMPUTE)
+        product += multiply(identity, field, COMPUTE)
     else:
-        return product + field.to(tl.float32)
+        product += field.to(tl.float32)
+    return product
+
+
+@triton.jit
+def gated_weight(gates, mix_out, COMPUTE: tl.constexpr):
+    """W_2 diag(psi) of a tile of tokens, [S x R, J]."""
+    gated = rounded(mix_out[None, :, :] * gates[:, None, :], COMPUTE)
+    return tl.reshape(gated, (gates.shape[0] * mix_out.shape[0], mix_out.shape[1]))
+
+
+@triton.jit
+def token_matrices(
+    gated, mix_in, carry, S: tl.constexpr, HAS_CARRY: tl.constexpr, HAS_MIX: tl.constexpr, COMPUTE: tl.constexpr
+):
+    """T [S, R, R] and K = W_a + T W_a [S, R, C] of a tile of tokens, in the computing dtype; zero where there is none."""
+    mixing, carrying = 0.0, 0.0
+    if HAS_CARRY:
+        carrying = tl.broadcast_to(carry[None, :, :], (S, carry.shape[0], carry.shape[1]))
+    if HAS_MIX:
+        flat = multiply(gated, mix_in, COMPUTE)
+        mixing = rounded(tl.reshape(flat, (S, mix_in.shape[1], mix_in.shape[1])), COMPUTE)
+        if HAS_CARRY:
+            carrying += tl.reshape(multiply(flat, carry, COMPUTE), (S, carry.shape[0], carry.shape[1]))
+    if HAS_CARRY:
+        carrying = rounded(carrying, COMPUTE)
+    return mixing, carrying
+
+
+@triton.jit
+def updated_chunk(
+    field,
+    carried,
+    mixing,
+    carrying,
+    HAS_CARRY: tl.constexpr,
+    HAS_MIX: tl.constexpr,
+    EXACT: tl.constexpr,
+    COMPUTE: tl.constexpr,
+):
+    """z'' of a chunk of channels, [S, R, E] in float32, before any normalisation."""
+    if HAS_MIX:
+        change = multiply(mixing, field, COMPUTE)
+        if HAS_CARRY:
+            change += multiply(carrying, carried, COMPUTE)
+    else:
+        change = multiply(carrying, carried, COMPUTE)
+    return add_identity(change, field, EXACT, COMPUTE)
 
 
 @triton.jit
@@ -155,51 +281,13 @@ def both_parts(sums, PARTS: tl.constexpr):
     """Sums [S, R] of the real and of the imaginary part of a head, added up and given to both."""
     if PARTS == 2:
         heads: tl.constexpr = sums.shape[1] // 2
-        halves = tl.reshape(sums, (sums.shape[0], 2, heads))
-        total = tl.broadcast_to(tl.sum(halves, 1)[:, None, :], (sums.shape[0], 2, heads))
+        total = tl.sum(tl.reshape(sums, (sums.shape[0], 2, heads)), 1)
+        total = tl.broadcast_to(total[:, None, :], (sums.shape[0], 2, heads))
         sums = tl.reshape(total, (sums.shape[0], 2 * heads))
     return sums
 
 
 @triton.jit
-def load_chunk(pointer, rows, exists, start, stride_channel, DIM: tl.constexpr, E: tl.constexpr):
-    """Channels start to start + E of the rows of a tile, [S, R, E]; zero where there are none."""
-    channel = start + tl.arange(0, E)[None, None, :]
-    return tl.load(pointer + rows + channel * stride_channel, mask=exists & (channel < DIM), other=0.0)
-
-
-@triton.jit
-def store_chunk(pointer, rows, exists, start, stride_channel, value, DIM: tl.constexpr, E: tl.constexpr):
-    channel = start + tl.arange(0, E)[None, None, :]
-    value = value.to(pointer.dtype.element_ty)
-    tl.store(pointer + rows + channel * stride_channel, value, mask=exists & (channel < DIM))
-
-
-@triton.jit
-def token_matrices(gated, mix_in, carry, S: tl.constexpr, HAS_CARRY: tl.constexpr, HAS_MIX: tl.constexpr, COMPUTE: tl.constexpr):
-    """T [S, R, R] and K = W_a + T W_a [S, R, C] of a tile of tokens, in the computing dtype; zero where there is none."""
-    mixing, carrying = 0.0, 0.0
-    if HAS_CARRY:
-        carrying = tl.broadcast_to(carry[None, :, :], (S, carry.shape[0], carry.shape[1]))
-    if HAS_MIX:
-        flat = multiply(gated, mix_in, COMPUTE)
-        if HAS_CARRY:
-            carrying += tl.reshape(multiply(flat, carry, COMPUTE), (S, carry.shape[0], carry.shape[1]))
-        mixing = tl.reshape(flat, (S, mix_in.shape[1], mix_in.shape[1])).to(COMPUTE)
-    if HAS_CARRY:
-        carrying = carrying.to(COMPUTE)
-    return mixing, carrying
-
-
-@triton.jit
-def updated_chunk(
-    field, carried, mixing, carrying, HAS_CARRY: tl.constexpr, HAS_MIX: tl.constexpr, EXACT: tl.constexpr, COMPUTE: tl.constexpr
-):
-    """z'' of a chunk of channels, [S, R, E] in float32, before any normalisation."""
-    if HAS_CARRY and HAS_MIX:
-        change = multiply(mixing, field, COMPUTE) + multiply(carrying, carried, COMPUTE)
-    elif HAS_MIX:
-        change = multiply(mixing, field, COMPUTE)
-    else:
-        change = multiply(carrying, carried, COMPUTE)
-    return add_identity(change, field, EXACT, COMPUTE)
+def inverse_rms(squares, DIM: tl.constexpr, PARTS: tl.constexpr, EPSILON: tl.constexpr):
+    """1 / rms [S, R] from the sums of squares of the rows."""
+    return tl.rsqrt(both_parts(squares, PARTS) * (2.0 / (PARTS * DIM)) + EPSILON)

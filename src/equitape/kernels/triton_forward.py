@@ -3,27 +3,28 @@
 Shapes and the algorithm: triton_field.py.
 """
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from .reference import EPSILON
 from .triton_field import (
-    LANGUAGE_TYPES,
-    Sizes,
-    both_parts,
+    Update,
+    contiguous,
     gated_weight,
+    inverse_rms,
     load_chunk,
     load_gates,
     load_weight,
     num_programs,
-    row_offsets,
+    rows_of,
     store_chunk,
+    strides,
     token_matrices,
     updated_chunk,
 )
 
+CHUNK = 1024
 PROGRAMS_PER_PROCESSOR = 4
 
 
@@ -36,23 +37,12 @@ def update_kernel(
     carry,
     mix_in,
     mix_out,
+    updated_strides,
+    field_strides,
+    carried_strides,
+    gate_strides,
     tokens,
     num_tiles,
-    updated_batch,
-    updated_head,
-    updated_token,
-    updated_channel,
-    field_batch,
-    field_head,
-    field_token,
-    field_channel,
-    carried_batch,
-    carried_head,
-    carried_token,
-    carried_channel,
-    gate_batch,
-    gate_token,
-    gate_channel,
     PARTS: tl.constexpr,
     GROUPS: tl.constexpr,
     HEADS: tl.constexpr,
@@ -83,46 +73,37 @@ def update_kernel(
         token = (tile % tiles_per_sequence) * S + tl.arange(0, S)
         gated = 0.0
         if HAS_MIX:
-            gates = load_gates(
-                gate + sequence * gate_batch, token, tokens, gate_token, gate_channel, GATES, PADDED_GATES, PARTS
-            )
+            gates = load_gates(gate, gate_strides, sequence, token, tokens, GATES, PADDED_GATES, PARTS)
             gated = gated_weight(gates, weight_out, COMPUTE)
         mixing, carrying = token_matrices(gated, weight_in, weight_carry, S, HAS_CARRY, HAS_MIX, COMPUTE)
-        from_field, field_exists = row_offsets(
-            token, tokens, field_head, field_token, field_channel, GROUPS, PADDED_GROUPS, DIM, PARTS
-        )
-        into_updated, _ = row_offsets(
-            token, tokens, updated_head, updated_token, updated_channel, GROUPS, PADDED_GROUPS, DIM, PARTS
-        )
-        from_field += sequence * field_batch
-        into_updated += sequence * updated_batch
-        if HAS_CARRY:
-            from_carried, carried_exists = row_offsets(
-                token, tokens, carried_head, carried_token, carried_channel, HEADS, PADDED_HEADS, DIM, PARTS
-            )
-            from_carried += sequence * carried_batch
 
-        scale = 1.0
+        rows, exists = rows_of(field_strides, sequence, token, tokens, GROUPS, PADDED_GROUPS, DIM, PARTS)
+        to_rows, _ = rows_of(updated_strides, sequence, token, tokens, GROUPS, PADDED_GROUPS, DIM, PARTS)
+        carried_rows, arrived = rows_of(carried_strides, sequence, token, tokens, HEADS, PADDED_HEADS, DIM, PARTS)
+        scale = tl.full((S, PARTS * PADDED_GROUPS), 1.0, tl.float32)
         if NORMALIZE:
-            square = tl.zeros((S, PARTS * PADDED_GROUPS), tl.float32)
+            squares = tl.zeros((S, PARTS * PADDED_GROUPS), tl.float32)
             for start in tl.static_range(0, DIM, E):
-                old = load_chunk(field, from_field, field_exists, start, field_channel, DIM, E)
-                arrived = 0.0
+                z = load_chunk(field, field_strides, rows, exists, start, DIM, E)
+                c = 0.0
                 if HAS_CARRY:
-                    arrived = load_chunk(carried, from_carried, carried_exists, start, carried_channel, DIM, E)
-                new = updated_chunk(old, arrived, mixing, carrying, HAS_CARRY, HAS_MIX, EXACT, COMPUTE)
-                square += tl.sum(new * new, 2)
-            scale = tl.rsqrt(both_parts(square, PARTS) * (2.0 / (PARTS * DIM)) + EPSILON)[:, :, None]
+                    c = load_chunk(carried, carried_strides, carried_rows, arrived, start, DIM, E)
+                new = updated_chunk(z, c, mixing, carrying, HAS_CARRY, HAS_MIX, EXACT, COMPUTE)
+                squares += tl.sum(new * new, 2)
+            scale = inverse_rms(squares, DIM, PARTS, EPSILON)
         for start in tl.static_range(0, DIM, E):
-            old = load_chunk(field, from_field, field_exists, start, field_channel, DIM, E)
-            arrived = 0.0
+            z = load_chunk(field, field_strides, rows, exists, start, DIM, E)
+            c = 0.0
             if HAS_CARRY:
-                arrived = load_chunk(carried, from_carried, carried_exists, start, carried_channel, DIM, E)
-            new = updated_chunk(old, arrived, mixing, carrying, HAS_CARRY, HAS_MIX, EXACT, COMPUTE)
-            store_chunk(updated, into_updated, field_exists, start, updated_channel, new * scale, DIM, E)
+                c = load_chunk(carried, carried_strides, carried_rows, arrived, start, DIM, E)
+            new = updated_chunk(z, c, mixing, carrying, HAS_CARRY, HAS_MIX, EXACT, COMPUTE)
+            if NORMALIZE:
+                new *= scale[:, :, None]
+            store_chunk(updated, updated_strides, to_rows, exists, start, new, DIM, E)
 
 
 def forward(
+    updated: Tensor,
     field: Tensor,
     carried: Tensor | None,
     gate: Tensor | None,
@@ -130,11 +111,25 @@ def forward(
     mix_in: Tensor | None,
     mix_out: Tensor | None,
     normalize: bool,
-) -> Tensor:
-    """z'' [B, G, N, D]; arguments as in reference.py, with the batch axis of the field expanded."""
-    sizes = Sizes.of(field, carried, gate, carry, mix_in)
-    compute = sizes.compute
-    updated = torch.empty(field.shape, dtype=torch.promote_types(field.dtype, compute), device=field.device)
-    tile, chunk = sizes.tile, sizes.chunk(compute)
-    num_tiles = sizes.num_tiles(tile)
-    ...
+) -> None:
+    """Write z'' into updated [B, G, N, D]. The other arguments are as in reference.py, the field with its whole batch."""
+    update = Update.of(field, carried, gate, carry, mix_in)
+    update_kernel[(num_programs(field.device, update.num_tiles, PROGRAMS_PER_PROCESSOR),)](
+        updated,
+        field,
+        carried,
+        gate,
+        contiguous(carry),
+        contiguous(mix_in),
+        contiguous(mix_out),
+        strides(updated),
+        strides(field),
+        strides(carried),
+        strides(gate),
+        update.tokens,
+        update.num_tiles,
+        NORMALIZE=normalize,
+        EPSILON=EPSILON,
+        EXACT=update.exact(field),
+        **update.constants(CHUNK, num_fields=1),
+    )

@@ -168,7 +168,10 @@ def compiled_flex_attention() -> Any:
 def flexible_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, score_mod: ScoreMod | None, scaling: float
 ) -> Tensor:
-    """FlexAttention, which transformers' wrapper offers neither with a bias of our own nor with a backward on the CPU."""
+    """FlexAttention with a bias of our own, which transformers' wrapper does not take.
+
+    On the CPU torch has only its forward, and compiling that takes longer than it saves.
+    """
     ratio = query.shape[1] // key.shape[1]
     # its kernels want a power of two of query heads to a key-value head
     if ratio & (ratio - 1):

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 from transformers import Cache
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ..encodings import PositionalEncoding
 
@@ -83,8 +84,9 @@ def check_cache(encoding: PositionalEncoding, past: Cache | None) -> None:
 
 
 def check_backend(encoding_kind: str, backends: tuple[str, ...], requested: str | None) -> None:
-    """The attention implementation must be able to serve the encoding."""
-    if requested is not None and requested not in backends:
+    """The attention implementation must be able to serve the encoding; names nobody knows are left to transformers."""
+    known = requested == "eager" or requested in ALL_ATTENTION_FUNCTIONS or str(requested).startswith("flash_attention")
+    if known and requested not in backends:
         raise ValueError(
             f"Attention implementation {requested!r} cannot serve encoding {encoding_kind!r}; use one of "
             f"{', '.join(repr(name) for name in backends)}."

@@ -133,6 +133,8 @@ def refuse_misspelt(kwargs: dict[str, Any], config: PreTrainedConfig) -> None:
     """transformers keeps any extra keyword as an attribute; one that looks like a misspelt field is an error here."""
     names = [name for name in type(config).__dataclass_fields__ if not name.startswith("_")]
     for key in kwargs:
+        if hasattr(config, key):
+            continue
         near = get_close_matches(key, names, n=1, cutoff=0.8)
         if near:
             raise ValueError(f"EquitapeConfig has no field {key!r}. Did you mean {near[0]!r}?")

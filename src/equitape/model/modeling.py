@@ -134,7 +134,7 @@ class EquitapeModel(EquitapePreTrainedModel):
         if use_cache and past_key_values is None and may_cache:
             past_key_values = DynamicCache(config=self.config)
         views = build_views(self.config, self.encoding, x, attention_mask, positions, past_key_values)
-        positions = self.encoding.map_ids(positions)
+        positions = self.encoding.map_ids(positions, x.shape[0])
         x = self.encoding.embed(x, positions)
         state = self.encoding.begin(positions, x.dtype)
 
@@ -175,6 +175,7 @@ class EquitapeForCausalLM(EquitapePreTrainedModel, GenerationMixin):
     """The decoder with a language-modelling head."""
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+    _tp_plan = {"lm_head": "colwise_gather_output"}
 
     def __init__(self, config: EquitapeConfig):
         super().__init__(config)

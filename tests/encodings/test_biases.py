@@ -1,0 +1,113 @@
+"""ALiBi, T5, FIRE and CoPE against their formulas written out in loops, or against transformers."""
+
+import math
+
+import pytest
+import torch
+from cases import build, draw_tokens, gap
+from transformers.models.bloom.modeling_bloom import build_alibi_tensor
+from transformers.models.t5.modeling_t5 import T5Attention
+
+from equitape.encodings import Geometry, Positions
+from equitape.encodings.alibi import slopes
+from equitape.encodings.base import ENCODINGS
+from equitape.encodings.t5 import bucket
+
+SIZES = Geometry(hidden_size=32, num_heads=4, num_kv_heads=2, head_dim=8, num_layers=2)
+N = 7
+
+
+def bias_of(kind, options, query=None, key=None, ids=None, visible=None, scale=1.0):
+    """The bias of one layer with random parameters, and the layer itself."""
+    encoding = ENCODINGS[kind](ENCODINGS[kind].options_class(**options), SIZES).double()
+    layer = encoding.layer(0).double()
+    for module in (encoding, layer):
+        module.reset_parameters(0.02)
+        for parameter in module.parameters():
+            torch.nn.init.normal_(parameter, std=0.5)
+    ids = torch.arange(N)[None] if ids is None else ids
+    positions = Positions(ids=ids)
+    state = encoding.begin(positions, torch.float64)
+    query = torch.zeros(1, 4, N, 8, dtype=torch.float64) if query is None else query
+    return layer.bias(query, key, state, positions, ids, visible, scale), layer, state
+
+
+@pytest.mark.parametrize("num_heads", [1, 4, 8, 12, 20])
+def test_alibi_slopes_as_bloom(num_heads):
+    theirs = build_alibi_tensor(torch.ones(1, 2), num_heads, torch.float32)[:, 0, 1]
+    torch.testing.assert_close(torch.tensor(slopes(num_heads)), theirs)
+
+
+def test_alibi_is_linear_in_distance():
+    bias, _, _ = bias_of("alibi", {}, ids=torch.tensor([[0, 1, 5, 6, 7, 8, 20]]))
+    assert bias[0, 1, 6, 2].item() == pytest.approx(-(2**-4) * 15)
+    assert bias[0, 3, 2, 1].item() == pytest.approx(-(2**-8) * 4)
+
+
+def test_t5_buckets_as_transformers():
+    distance = torch.arange(0, 300)
+    theirs = T5Attention._relative_position_bucket(-distance, bidirectional=False, num_buckets=32, max_distance=128)
+    assert torch.equal(bucket(distance, 32, 128), theirs)
+
+
+def test_t5_bias_looks_the_table_up():
+    bias, _, table = bias_of("t5", {"num_buckets": 6, "max_distance": 10})
+    for i in range(N):
+        for j in range(i + 1):
+            assert torch.equal(bias[0, :, i, j], table[int(bucket(torch.tensor(i - j), 6, 10))])
+
+
+def test_fire_by_its_formula():
+    ids = torch.tensor([[0, 2, 3, 7, 30, 31, 90]])
+    bias, layer, _ = bias_of("fire", {"width": 5, "initial_threshold": 8.0}, ids=ids)
+    c, threshold = layer.c.item(), abs(layer.threshold_factor.item() * 8.0)
+    inner, outer = layer.inner, layer.outer
+    for i in range(N):
+        for j in range(i + 1):
+            p, q = ids[0, i].item(), ids[0, j].item()
+            value = math.log(abs(c * (p - q)) + 1) / (math.log(abs(c * max(p, threshold)) + 1) + 1e-6)
+            hidden = torch.relu(inner.weight[:, 0] * value + inner.bias)
+            torch.testing.assert_close(bias[0, :, i, j], outer.weight @ hidden + outer.bias)
+
+
+def test_cope_by_counting():
+    query, key = torch.randn(1, 4, N, 8, dtype=torch.float64), torch.randn(1, 2, N, 8, dtype=torch.float64)
+    visible = torch.ones(N, N, dtype=torch.bool).tril()
+    visible[:, 1] = False
+    scale = 8**-0.5
+    bias, layer, _ = bias_of("cope", {"num_positions": 4}, query, key, visible=visible[None, None], scale=scale)
+    for head in range(4):
+        for i in range(N):
+            for j in range(i + 1):
+                q = query[0, head, i]
+                count = sum(
+                    torch.sigmoid(scale * q @ key[0, head // 2, t]).item() for t in range(j, i + 1) if visible[i, t]
+                )
+                count = min(count, 3.0)
+                low, high = math.floor(count), math.ceil(count)
+                at = scale * q @ layer.embedding
+                expected = at[low] * (1 - (count - low)) + at[high] * (count - low)
+                assert bias[0, head, i, j].item() == pytest.approx(expected.item(), abs=1e-9)
+
+
+@pytest.mark.parametrize("case", ["alibi", "t5", "fire", "cope"])
+def test_gradients_agree_between_eager_and_sdpa(case):
+    tokens = draw_tokens(2, 10)
+    found = {}
+    for implementation in ("eager", "sdpa"):
+        model = build(case)
+        model.set_attn_implementation(implementation)
+        model(tokens, labels=tokens).loss.backward()
+        found[implementation] = {name: p.grad for name, p in model.named_parameters()}
+    for name, grad in found["eager"].items():
+        assert gap(grad, found["sdpa"][name]) < 1e-12, name
+
+
+@pytest.mark.parametrize("case", ["alibi", "t5"])
+def test_score_mod_is_the_twin_of_bias(case):
+    model = build(case)
+    tokens = draw_tokens(2, 10)
+    with torch.no_grad():
+        expected = model(tokens).logits
+        model.set_attn_implementation("flex_attention")
+        assert gap(model(tokens).logits, expected) < 1e-10

@@ -1,0 +1,267 @@
+"""TAPE: its start, its symmetries, and two independent oracles (the paper's tensors, complex arithmetic)."""
+
+import pytest
+import torch
+from cases import build, draw_tokens, encoding_of, gap, tiny_config
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from equitape import EquitapeForCausalLM
+from equitape.encodings.frequencies import multiply
+from equitape.kernels.reference import update_field
+
+VARIANTS = ["tape", "tape-options", "tape-fourier"]
+
+
+def same_weights(case, model, **options):
+    """Another encoding with the trunk of `model`."""
+    other = EquitapeForCausalLM(tiny_config(case, options)).to(model.dtype)
+    other.load_state_dict(model.state_dict(), strict=False)
+    return other.eval()
+
+
+@pytest.mark.parametrize("options", [{}, {"complex_mixing": True}, {"normalize": True}, {"source": "mlp"}])
+def test_zero_start_equals_rope(options):
+    rope = build("rope")
+    tape = same_weights("tape", rope, **options)
+    tokens = draw_tokens(2, 12)
+    # normalising divides by the square root of 1 + epsilon
+    assert gap(tape(tokens).logits, rope(tokens).logits) < (1e-6 if "normalize" in options else 1e-12)
+
+
+@pytest.mark.parametrize("case", VARIANTS)
+def test_random_weights_differ_from_rope(case):
+    """The guard without which every other test here would be empty."""
+    tape = build(case)
+    rope = same_weights("rope", tape)
+    assert gap(tape(draw_tokens(2, 12)).logits, rope(draw_tokens(2, 12)).logits) > 1e-2
+
+
+@pytest.mark.parametrize("case", VARIANTS)
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float64, 1e-10), (torch.float32, 1e-4)])
+def test_turning_any_frequency_of_the_start_changes_no_logit(case, dtype, limit, monkeypatch):
+    model = build(case, dtype=dtype)
+    tokens = draw_tokens(2, 12)
+    expected = model(tokens, output_position_states=True)
+    begin = model.model.encoding.begin
+    angles = 6.3 * torch.rand(4, dtype=torch.float64)
+    turn = torch.cat((angles.cos(), angles.sin())).to(dtype)[None, None, None]
+
+    def turned(positions, dtype):
+        field = begin(positions, dtype)
+        return multiply(field, turn.expand(1, field.shape[1], 1, -1))
+
+    monkeypatch.setattr(model.model.encoding, "begin", turned)
+    found = model(tokens, output_position_states=True)
+    assert gap(found.logits, expected.logits) < limit
+    # the field itself is equivariant: every layer's turns by the same angles
+    for ours, theirs in zip(found.position_states, expected.position_states, strict=True):
+        size = theirs.abs().max().item()
+        assert gap(ours, multiply(theirs, turn.expand(1, 2, 1, -1))) < limit * max(size, 1.0)
+
+
+def test_turning_one_token_alone_does_change_logits():
+    model = build("tape")
+    tokens = draw_tokens(1, 8)
+    ids = torch.arange(8)[None]
+    moved = ids.clone()
+    moved[0, 4:] += 3
+    assert gap(model(tokens, position_ids=ids).logits, model(tokens, position_ids=moved).logits) > 1e-3
+
+
+@pytest.mark.parametrize("case", [*VARIANTS, "tensor_tape"])
+@given(st.permutations(range(9)))
+@settings(max_examples=5, deadline=None)
+def test_permuting_tokens_ids_and_mask_permutes_outputs(case, order):
+    model = build(case)
+    tokens, ids = draw_tokens(2, 9), torch.arange(9)[None]
+    mask = torch.ones(9, 9, dtype=torch.bool).tril()[None, None].expand(2, 1, 9, 9)
+    order = torch.tensor(order)
+    with torch.no_grad():
+        expected = model(tokens, position_ids=ids, attention_mask=mask).logits
+        found = model(
+            tokens[:, order], position_ids=ids[:, order], attention_mask=mask[:, :, order][..., order]
+        ).logits
+    assert gap(found, expected[:, order]) < 1e-10
+
+
+@pytest.mark.parametrize("options", [{}, {"attention_update": False}, {"mlp_update": False}, {"mixer_size": 3}])
+@pytest.mark.parametrize("heads", [(4, 4), (4, 2), (6, 2)])
+def test_phasor_form_equals_tensor_form(options, heads):
+    """Values and gradients, at L = R = 2 in float64."""
+    sizes = {"num_attention_heads": heads[0], "num_key_value_heads": heads[1], "head_dim": 8}
+    tape = build("tape", options, **sizes)
+    tensor = build("tensor_tape", options, **sizes)
+    tensor.load_state_dict(tape.state_dict())
+    tokens = draw_tokens(2, 11)
+    results = []
+    for model in (tape, tensor):
+        output = model(tokens, labels=tokens)
+        output.loss.backward()
+        results.append((output.logits.detach(), {name: p.grad for name, p in model.named_parameters()}))
+    assert gap(results[0][0], results[1][0]) < 1e-10
+    for name, grad in results[0][1].items():
+        assert gap(grad, results[1][1][name]) < 1e-10, name
+
+
+def complex_update(field, carried, gate, carry, mix_in, mix_out, normalize):
+    """The update in complex arithmetic, written from the formulas."""
+
+    def read(x):
+        return torch.complex(*x.chunk(2, dim=-1))
+
+    def weight(w):
+        return torch.complex(w[0], w[1]) if w.dim() == 3 else w.to(torch.complex128)
+
+    z = read(field)
+    if carried is not None:
+        z = z + torch.einsum("gh,bhnm->bgnm", weight(carry), read(carried))
+    if gate is not None:
+        inner = torch.einsum("ig,bgnm->binm", weight(mix_in), z) * gate.mT[..., None]
+        z = z + torch.einsum("gi,binm->bgnm", weight(mix_out), inner)
+    if normalize:
+        z = z / (z.abs().square().mean(-1, keepdim=True) + 1e-8).sqrt()
+    return torch.cat((z.real, z.imag), dim=-1)
+
+
+def update_inputs(groups, heads, is_complex, carries=True, mixes=True):
+    batch, length, dim, mixer = 2, 3, 6, 5
+    parts = (2,) if is_complex else ()
+
+    def draw(*shape):
+        return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+
+    return (
+        draw(batch, groups, length, dim),
+        draw(batch, heads, length, dim) if carries else None,
+        draw(batch, length, mixer) if mixes else None,
+        draw(*parts, groups, heads) if carries else None,
+        draw(*parts, mixer, groups) if mixes else None,
+        draw(*parts, groups, mixer) if mixes else None,
+    )
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("is_complex", [False, True])
+@pytest.mark.parametrize(("carries", "mixes"), [(True, True), (True, False), (False, True)])
+def test_update_in_complex_arithmetic(is_complex, normalize, carries, mixes):
+    inputs = update_inputs(2, 4, is_complex, carries, mixes)
+    found = update_field(*inputs, normalize=normalize)
+    assert gap(found, complex_update(*inputs, normalize)) < 1e-12
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("is_complex", [False, True])
+def test_update_gradcheck(is_complex, normalize):
+    inputs = update_inputs(2, 4, is_complex)
+    assert torch.autograd.gradcheck(lambda *given: update_field(*given, normalize=normalize), inputs)
+
+
+@pytest.mark.parametrize("case", VARIANTS)
+def test_model_gradcheck(case):
+    """Through rotation, attention, carry and mix of a whole decoder."""
+    model = build(case, hidden_size=8, intermediate_size=8, num_hidden_layers=2, num_attention_heads=2)
+    embeddings = torch.randn(1, 4, 8, dtype=torch.float64, requires_grad=True)
+    parameters = [p for name, p in model.named_parameters() if "encoding" in name]
+
+    def run(embeddings, *_):
+        return model(inputs_embeds=embeddings, use_cache=False).logits[..., :3]
+
+    assert torch.autograd.gradcheck(run, (embeddings, *parameters))
+
+
+def test_normalised_field_has_unit_mean_square():
+    model = build("tape", {"normalize": True})
+    states = model(draw_tokens(2, 10), output_position_states=True).position_states
+    for state in states[1:]:
+        square = 2 * state.square().mean(-1)
+        torch.testing.assert_close(square, torch.ones_like(square), rtol=0, atol=1e-4)
+    plain = build("tape")(draw_tokens(2, 10), output_position_states=True).position_states[-1]
+    assert (2 * plain.square().mean(-1) - 1).abs().max() > 0.1
+
+
+@pytest.mark.parametrize(
+    ("layers", "updating"), [("all", {0, 1, 2}), ("last_half", {2}), ([0, 2], {0, 2}), ([1], {1})]
+)
+def test_chosen_blocks_update(layers, updating):
+    model = build("tape", {"layers": layers}, num_hidden_layers=4)
+    with_weights = {
+        int(name.split(".")[2]) for name, _ in model.named_parameters() if name.startswith("model.layers") and "encoding" in name
+    }
+    assert with_weights == updating
+    states = model(draw_tokens(1, 8), output_position_states=True).position_states
+    changed = {index for index in range(3) if gap(states[index], states[index + 1]) > 1e-6}
+    assert changed == updating
+    width = model.config.head_dim
+    assert model.config.value_cache_dims == [2 * width if index in updating else width for index in range(4)]
+
+
+def test_looped_blocks_update_in_every_loop():
+    model = build("tape", num_hidden_layers=4, num_loops=2)
+    states = model(draw_tokens(1, 8), output_position_states=True).position_states
+    assert len(states) == 4
+    assert all(gap(states[index], states[index + 1]) > 1e-6 for index in range(3))
+
+
+@pytest.mark.parametrize("source", ["attention", "mlp"])
+def test_source_of_the_gate(source):
+    """Whether the gate reads the features after attention or what the feed-forward layer made of them."""
+    model = build("tape", {"source": source})
+    seen = {}
+    block = model.model.layers[0]
+    block.encoding.gate.register_forward_pre_hook(lambda _, inputs: seen.update(gate=inputs[0]))
+    block.post_attention_layernorm.register_forward_hook(lambda *hook: seen.update(attention=hook[2]))
+    block.mlp.register_forward_hook(lambda *hook: seen.update(mlp=hook[2]))
+    model(draw_tokens(1, 6))
+    assert torch.equal(seen["gate"], seen[source])
+
+
+def test_fourier_start_depends_on_its_seed_and_on_nothing_else():
+    first, again, other = (
+        build("tape", {"init": "fourier", "seed": seed})(draw_tokens(1, 6), output_position_states=True).position_states[0]
+        for seed in (0, 0, 1)
+    )
+    assert torch.equal(first, again)
+    assert gap(first, other) > 0.1
+    half = build("tape", {"init": "fourier"}, dtype=torch.bfloat16)
+    state = half(draw_tokens(1, 6), output_position_states=True).position_states[0]
+    assert torch.equal(state, first.to(torch.bfloat16))
+
+
+def test_number_of_parameters_is_the_papers():
+    """155.33M against 154.89M for RoPE in the paper's table: 0.44M more."""
+    sizes = {
+        "vocab_size": 32000, "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12,
+        "num_attention_heads": 12, "num_key_value_heads": 12,
+    }  # fmt: skip
+    with torch.device("meta"):
+        more, fewer = (
+            EquitapeForCausalLM(tiny_config(kind, **sizes)).num_parameters() for kind in ("tape", "rope")
+        )
+    groups, mixer = 12, 48
+    assert more - fewer == 11 * (768 * mixer + 2 * mixer * groups + groups * groups)
+    assert round((more - fewer) / 1e6, 2) == 0.42
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"init": "ropy"}, "Did you mean 'rope'"),
+        ({"source": "atention"}, "Did you mean 'attention'"),
+        ({"mixer_size": 0}, "mixer_size of 1 or more"),
+        ({"layers": [2]}, "what the last block would update, nothing reads"),
+        ({"layers": "half"}, "say 'all', 'last_half'"),
+        ({"scaling": {"kind": "dynamic", "factor": 2.0, "original_max_positions": 8}}, "cannot be 'dynamic'"),
+        ({"init": "fourier", "scaling": {"kind": "ntk", "factor": 2.0}}, "use 'linear'"),
+        ({"mixersize": 3}, "no option 'mixersize'. Did you mean 'mixer_size'"),
+        ({"normalize": "yes"}, "must be bool"),
+        ({"theta": True}, "must be float"),
+    ],
+)
+def test_bad_options(options, message):
+    with pytest.raises(ValueError, match=message):
+        tiny_config("tape", options)
+
+
+def test_encoding_of_is_what_configs_hold():
+    assert encoding_of("tape-options")["kind"] == "tape"

@@ -1,0 +1,90 @@
+"""The tensor form: scores as eq. 6 writes them, and which mixings keep which symmetry."""
+
+import pytest
+import torch
+from cases import build, draw_tokens, gap, tiny_config
+
+from equitape.encodings import Geometry, Positions
+from equitape.encodings.base import ENCODINGS
+
+SIZES = Geometry(hidden_size=16, num_heads=2, num_kv_heads=2, head_dim=8, num_layers=2)
+
+
+def make(**options):
+    cls = ENCODINGS["tensor_tape"]
+    return cls(cls.options_class(**options), SIZES)
+
+
+@pytest.mark.parametrize(("channels", "components", "init"), [(2, 2, "rope"), (1, 4, "fourier"), (4, 3, "fourier")])
+def test_scores_as_equation_6(channels, components, init):
+    encoding = make(channels=channels, components=components, init=init)
+    layer = encoding.layer(0)
+    ids = torch.tensor([[0, 4, 9]])
+    state = encoding.begin(Positions(ids=ids), torch.float64)
+    blocks = 8 // channels
+    e = state[0].unflatten(-1, (blocks, channels, components))
+    q, k = torch.randn(1, 2, 3, 8, dtype=torch.float64), torch.randn(1, 2, 3, 8, dtype=torch.float64)
+    left, right = layer.rotate(q, k, state)
+    scores = left @ right.mT
+    for head in range(2):
+        for i in range(3):
+            for j in range(3):
+                total = 0.0
+                for m in range(blocks):
+                    # channel l of block m is number l * M + m
+                    q_m, k_m = q[0, head, i, m::blocks], k[0, head, j, m::blocks]
+                    total = total + q_m @ (e[head, i, m] @ e[head, j, m].T) @ k_m
+                torch.testing.assert_close(scores[0, head, i, j], total)
+
+
+def test_rope_start_is_rope():
+    tensor, rope = build("tensor_tape"), build("rope")
+    weights = {name: weight for name, weight in rope.state_dict().items()}
+    tensor.load_state_dict({**tensor.state_dict(), **weights})
+    for layer in tensor.model.layers[:-1]:
+        torch.nn.init.zeros_(layer.encoding.carry)
+        torch.nn.init.zeros_(layer.encoding.mix_out)
+    assert gap(tensor(draw_tokens(2, 9)).logits, rope(draw_tokens(2, 9)).logits) < 1e-12
+
+
+@pytest.mark.parametrize("mix_over", ["heads", "heads+channels", "heads+components", "maximal"])
+def test_orthogonal_equivariance_of_the_mixings(mix_over, monkeypatch):
+    """Rotating the components of all frequencies alike: only mixing over components breaks it (a shift, which rotates every
+    frequency by its own angle, is broken by the maximal form too; see the contract tests)."""
+    model = build("tensor_tape", {"mix_over": mix_over})
+    rotation = torch.linalg.qr(torch.randn(2, 2, dtype=torch.float64))[0]
+    begin = model.model.encoding.begin
+    tokens = draw_tokens(1, 8)
+    expected = model(tokens).logits
+
+    def turned(positions, dtype):
+        state = begin(positions, dtype)
+        return (state.unflatten(-1, (-1, 2)) @ rotation).flatten(-2)
+
+    monkeypatch.setattr(model.model.encoding, "begin", turned)
+    difference = gap(model(tokens).logits, expected)
+    assert (difference < 1e-10) == (mix_over != "heads+components")
+
+
+def test_fourier_features_have_the_kernel_they_should():
+    """e_i e_j^T depends on i - j alone, and its diagonal is sum_r w^2 2 / R."""
+    encoding = make(channels=2, components=6, init="fourier")
+    state = encoding.begin(Positions(ids=torch.tensor([[0, 5, 3, 8]])), torch.float64)[0, 0]
+    e = state.unflatten(-1, (4, 2, 6))
+    torch.testing.assert_close(e[0] @ e[1].mT, e[2] @ e[3].mT)
+    torch.testing.assert_close(e[0].square().sum(-1), e[3].square().sum(-1))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"init": "rop"}, "Did you mean 'rope'"),
+        ({"mix_over": "head"}, "Did you mean 'heads'"),
+        ({"channels": 0}, "of 1 or more"),
+        ({"channels": 3, "init": "fourier"}, "does not divide"),
+        ({"channels": 4}, "Use init='fourier'"),
+    ],
+)
+def test_bad_options(options, message):
+    with pytest.raises(ValueError, match=message):
+        tiny_config("tensor_tape", options)

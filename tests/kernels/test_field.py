@@ -1,0 +1,366 @@
+"""The fused field update against the plain one: outputs and all gradients, by the twice-rule against float64."""
+
+import importlib.util
+import os
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+HAS_CUDA = torch.cuda.is_available()
+if HAS_TRITON and not HAS_CUDA:
+    # Triton reads this when it is first imported
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+from equitape.kernels import reference, update_field  # noqa: E402
+from equitape.kernels.operator import fused_update  # noqa: E402
+
+pytestmark = pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed")
+
+DEVICES = [
+    pytest.param("cpu", marks=pytest.mark.skipif(not INTERPRETED, reason="Triton on CPU needs TRITON_INTERPRET=1")),
+    pytest.param("cuda", marks=pytest.mark.skipif(not HAS_CUDA, reason="there is no CUDA device")),
+]
+NAMES = ("field", "carried", "gate", "carry", "mix_in", "mix_out")
+# what rounding of float32 alone explains, relative to the largest element
+SLACK = {torch.float32: 1e-6, torch.bfloat16: 1e-4, torch.float16: 1e-5}
+
+
+@pytest.fixture(autouse=True)
+def poisoned() -> Iterator[None]:
+    """torch.empty gives NaN, so that an element no kernel wrote is seen."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(autouse=True)
+def without_onednn() -> Iterator[None]:
+    """Its half-precision products use instructions that some virtual machines announce and do not have."""
+    with torch.backends.mkldnn.flags(enabled=False):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def forced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EQUITAPE_KERNELS", "triton")
+
+
+def make_inputs(
+    *,
+    batch: int = 2,
+    groups: int = 2,
+    heads: int = 4,
+    tokens: int = 5,
+    dim: int = 16,
+    gates: int | None = None,
+    parts: int = 1,
+    carry: bool = True,
+    mix: bool = True,
+    seed: int = 0,
+) -> dict[str, Tensor | None]:
+    """Random inputs in float64, rounded to bfloat16 so that every dtype starts from the same numbers."""
+    generator = torch.Generator().manual_seed(seed)
+    gates = gates or 4 * groups
+
+    def draw(*shape: int, scale: float = 1.0) -> Tensor:
+        return (scale * torch.randn(*shape, generator=generator)).bfloat16().double()
+
+    complexity = (2,) if parts == 2 else ()
+    # as the model has it: a slice of [B, N, H, 2D]
+    carried = draw(batch, tokens, heads, 2 * dim)[..., dim:].transpose(1, 2)
+    return {
+        "field": draw(batch, groups, tokens, dim),
+        "carried": carried if carry else None,
+        "gate": draw(batch, tokens, gates) if mix else None,
+        "carry": draw(*complexity, groups, heads, scale=heads**-0.5) if carry else None,
+        "mix_in": draw(*complexity, gates, groups, scale=groups**-0.5) if mix else None,
+        "mix_out": draw(*complexity, groups, gates, scale=gates**-0.5) if mix else None,
+    }
+
+
+def cast(tensor: Tensor, device: str, dtype: torch.dtype) -> Tensor:
+    """A leaf of the same shape and strides on another device and in another dtype."""
+    storage = tensor.detach().as_strided((tensor.untyped_storage().nbytes() // tensor.element_size(),), (1,), 0)
+    moved = storage.to(device, dtype, copy=True).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+    return moved.requires_grad_()
+
+
+def run(function, inputs, device, dtype, normalize=False, slope=None) -> dict[str, Tensor]:
+    """The result and the gradients of the inputs, in float64 on CPU."""
+    leaves = {name: None if x is None else cast(x, device, dtype) for name, x in inputs.items()}
+    result = function(*leaves.values(), normalize)
+    assert result.dtype == dtype
+    result.backward(slope.to(device, dtype))
+    found = {"result": result} | {name: leaf.grad for name, leaf in leaves.items() if leaf is not None}
+    return {name: x.detach().cpu().double() for name, x in found.items()}
+
+
+def check(inputs, device, dtype, normalize=False, seed=1) -> None:
+    shape = list(inputs["field"].shape)
+    shape[0] = max(x.shape[0] for name, x in inputs.items() if x is not None and name in NAMES[:3])
+    slope = torch.randn(shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
+    exact = run(reference.update_field, inputs, "cpu", torch.float64, normalize, slope)
+    plain = run(reference.update_field, inputs, device, dtype, normalize, slope)
+    fused = run(update_field, inputs, device, dtype, normalize, slope)
+    assert fused.keys() == exact.keys()
+    for name, truth in exact.items():
+        assert fused[name].shape == truth.shape
+        assert truth.abs().max() > 0
+        error, allowed = (fused[name] - truth).norm(), 2 * (plain[name] - truth).norm()
+        assert error <= allowed + SLACK[dtype] * truth.norm(), f"{name}: {error} against {allowed / 2} of plain PyTorch"
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("device", DEVICES)
+def test_twice_rule(device, dtype, parts, normalize):
+    check(make_inputs(groups=3, heads=6, tokens=9, dim=24, parts=parts), device, dtype, normalize)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"groups": 1, "heads": 1, "tokens": 1},
+        {"groups": 1, "heads": 4, "tokens": 33, "batch": 1},
+        {"groups": 2, "heads": 2, "dim": 64, "gates": 3},
+        {"groups": 5, "heads": 15, "dim": 40, "gates": 21},
+        {"groups": 17, "heads": 17, "tokens": 3, "dim": 16, "gates": 20},
+        {"groups": 2, "heads": 32, "tokens": 2, "dim": 128},
+    ],
+    ids=lambda sizes: "-".join(f"{name}{size}" for name, size in sizes.items()),
+)
+@pytest.mark.parametrize("device", DEVICES)
+def test_sizes(device, sizes, parts):
+    check(make_inputs(**sizes, parts=parts), device, torch.float32, normalize=True)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"groups": 12, "heads": 12, "dim": 64},
+        {"groups": 3, "heads": 9, "dim": 64},
+        {"groups": 16, "heads": 16, "dim": 128},
+        {"groups": 8, "heads": 32, "dim": 80},
+        {"groups": 32, "heads": 32, "dim": 256},
+    ],
+    ids=lambda sizes: "-".join(f"{name}{size}" for name, size in sizes.items()),
+)
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.skipif(not HAS_CUDA, reason="sizes of models take a CUDA device")
+def test_model_sizes(dtype, normalize, parts, sizes):
+    check(make_inputs(**sizes, tokens=515, parts=parts), "cuda", dtype, normalize)
+
+
+@pytest.mark.parametrize("only", ["carry", "mix"])
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("device", DEVICES)
+def test_one_of_the_two_steps(device, parts, only):
+    inputs = make_inputs(parts=parts, carry=only == "carry", mix=only == "mix")
+    check(inputs, device, torch.float32)
+    check(inputs, device, torch.bfloat16, normalize=True)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_field_shared_by_the_batch(device):
+    inputs = make_inputs(batch=3)
+    inputs["field"] = inputs["field"][:1].clone()
+    check(inputs, device, torch.float32)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_expanded_and_strided(device):
+    """Fields of stride zero over batch or heads, and fields, gates and slopes whose axes lie in any order."""
+    inputs = {name: cast(x, device, torch.float32).detach() for name, x in make_inputs(groups=3, heads=3).items()}
+    expanded = dict(inputs, field=inputs["field"][:1, :1].expand(2, 3, -1, -1))
+    odd = dict(
+        inputs,
+        field=inputs["field"].permute(3, 1, 0, 2).contiguous().permute(2, 1, 3, 0),
+        gate=inputs["gate"].repeat_interleave(2, dim=-1)[..., ::2],
+        carry=inputs["carry"].T.contiguous().T,
+        mix_in=inputs["mix_in"].T.contiguous().T,
+    )
+    for case in (expanded, odd):
+        results = []
+        for function in (reference.update_field, update_field):
+            leaves = [case[name].detach().requires_grad_() for name in NAMES]
+            result = function(*leaves)
+            # the sum's gradient has stride zero everywhere
+            results.append([result, *torch.autograd.grad(result.sum(), leaves)])
+        for plain, fused in zip(*results, strict=True):
+            torch.testing.assert_close(fused, plain)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_no_tokens(device):
+    inputs = {name: cast(x, device, torch.float32) for name, x in make_inputs(tokens=1).items()}
+    empty = [inputs[name] for name in NAMES]
+    empty[0], empty[1], empty[2] = empty[0][:, :, :0], empty[1][:, :, :0], empty[2][:, :0]
+    result = update_field(*empty)
+    assert result.shape == (2, 2, 0, 16)
+    gradients = torch.autograd.grad(result.sum(), [inputs[name] for name in NAMES[3:]])
+    assert all(not gradient.any() for gradient in gradients)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_only_wanted_gradients(device):
+    """The first layer's field wants no gradient; frozen weights want none either."""
+    leaves = {name: cast(x, device, torch.float32) for name, x in make_inputs().items()}
+    leaves["field"].requires_grad_(False)
+    leaves["mix_in"].requires_grad_(False)
+    update_field(*leaves.values()).square().sum().backward()
+    assert leaves["field"].grad is None and leaves["mix_in"].grad is None
+    twin = {name: x.detach().clone().requires_grad_(x.requires_grad) for name, x in leaves.items()}
+    reference.update_field(*twin.values()).square().sum().backward()
+    for name in ("carried", "gate", "carry", "mix_out"):
+        torch.testing.assert_close(leaves[name].grad, twin[name].grad)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_runs_are_equal(device):
+    """Sums over tokens have a fixed order: gradients repeat bit by bit."""
+    inputs = make_inputs(tokens=33)
+    slope = torch.randn(inputs["field"].shape)
+    first = run(update_field, inputs, device, torch.bfloat16, slope=slope)
+    second = run(update_field, inputs, device, torch.bfloat16, slope=slope)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_broken_token_stays_alone(device):
+    inputs = [cast(x, device, torch.float32).detach() for x in make_inputs(tokens=6).values()]
+    whole = update_field(*inputs)
+    inputs[0][:, :, 3] = torch.nan
+    broken = update_field(*inputs)
+    assert broken[:, :, 3].isnan().all()
+    kept = [0, 1, 2, 4, 5]
+    assert torch.equal(broken[:, :, kept], whole[:, :, kept])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_autocast(device):
+    """As the plain version under autocast: products in bfloat16, the float32 field and weights keep their dtype."""
+    inputs = make_inputs(tokens=9)
+    slope = torch.randn(inputs["field"].shape, generator=torch.Generator().manual_seed(2)).bfloat16().double()
+    exact = run(reference.update_field, inputs, "cpu", torch.float64, slope=slope)
+
+    def under_autocast(function):
+        def call(*arguments):
+            with torch.autocast(device, torch.bfloat16):
+                return function(*arguments)
+
+        return call
+
+    plain = run(under_autocast(reference.update_field), inputs, device, torch.float32, slope=slope)
+    fused = run(under_autocast(update_field), inputs, device, torch.float32, slope=slope)
+    for name, truth in exact.items():
+        assert (fused[name] - truth).norm() <= 2 * (plain[name] - truth).norm() + 1e-6 * truth.norm(), name
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("device", DEVICES)
+def test_opcheck(device, parts, normalize):
+    leaves = [cast(x, device, torch.float32) for x in make_inputs(parts=parts).values()]
+    torch.library.opcheck(fused_update, (*leaves, normalize))
+    alone = [*leaves[:2], None, leaves[3], None, None]
+    torch.library.opcheck(fused_update, (*alone, normalize))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_compiled(device):
+    inputs = make_inputs()
+    slope = torch.randn(inputs["field"].shape)
+    compiled = torch.compile(update_field, fullgraph=True, backend="aot_eager")
+    eager = run(update_field, inputs, device, torch.float32, slope=slope)
+    traced = run(compiled, inputs, device, torch.float32, slope=slope)
+    assert all(torch.equal(eager[name], traced[name]) for name in eager)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_compiled_for_any_length(device):
+    compiled = torch.compile(update_field, fullgraph=True, backend="aot_eager", dynamic=True)
+    for tokens in (5, 7, 12):
+        inputs = make_inputs(tokens=tokens)
+        slope = torch.randn(inputs["field"].shape)
+        eager = run(update_field, inputs, device, torch.float32, slope=slope)
+        traced = run(compiled, inputs, device, torch.float32, slope=slope)
+        assert all(torch.equal(eager[name], traced[name]) for name in eager)
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+@pytest.mark.parametrize("device", DEVICES)
+def test_checkpointed(device, use_reentrant):
+    def checkpointed(*arguments):
+        return torch.utils.checkpoint.checkpoint(update_field, *arguments, use_reentrant=use_reentrant)
+
+    inputs = make_inputs()
+    slope = torch.randn(inputs["field"].shape)
+    kept = run(update_field, inputs, device, torch.float32, slope=slope)
+    recomputed = run(checkpointed, inputs, device, torch.float32, slope=slope)
+    assert all(torch.equal(kept[name], recomputed[name]) for name in kept)
+
+
+def count_fused(monkeypatch: pytest.MonkeyPatch, *arguments) -> int:
+    calls = []
+    monkeypatch.setattr("equitape.kernels.fused_update", lambda *given: calls.append(given) or given[0])
+    update_field(*arguments)
+    return len(calls)
+
+
+def test_choice(monkeypatch):
+    inputs = [x.float() for x in make_inputs().values()]
+    monkeypatch.delenv("EQUITAPE_KERNELS")
+    assert count_fused(monkeypatch, *inputs) == 0
+    monkeypatch.setenv("EQUITAPE_KERNELS", "reference")
+    assert count_fused(monkeypatch, *inputs) == 0
+    monkeypatch.setenv("EQUITAPE_KERNELS", "fastest")
+    with pytest.raises(ValueError, match="'fastest' is not one of auto, reference, triton"):
+        update_field(*inputs)
+
+
+@pytest.mark.skipif(not HAS_CUDA, reason="there is no CUDA device")
+def test_choice_on_cuda(monkeypatch):
+    inputs = [x.float().cuda() for x in make_inputs().values()]
+    monkeypatch.delenv("EQUITAPE_KERNELS")
+    assert count_fused(monkeypatch, *inputs) == 1
+    assert count_fused(monkeypatch, *(x.double() for x in inputs)) == 0
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="Triton on CPU needs TRITON_INTERPRET=1")
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"dim": 8}, "head dimension 8 is not from 16 to 256"),
+        ({"groups": 1, "heads": 33}, "33 heads, more than 32"),
+        ({"gates": 129}, "129 gates, more than 128"),
+    ],
+)
+def test_forced_beyond_the_limits(change, complaint):
+    inputs = [x.float() for x in make_inputs(**change).values()]
+    with pytest.raises(ValueError, match=complaint):
+        update_field(*inputs)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="Triton on CPU needs TRITON_INTERPRET=1")
+def test_forced_with_mixed_dtypes():
+    inputs = [x.float() for x in make_inputs().values()]
+    with pytest.raises(ValueError, match="differ in dtype"):
+        update_field(inputs[0].bfloat16(), *inputs[1:])
+    with pytest.raises(ValueError, match="bfloat16, float16 or float32"):
+        update_field(*(x.double() for x in inputs))
+
+
+def test_nothing_to_fuse():
+    field = torch.randn(1, 2, 3, 16)
+    assert update_field(field, None, None, None, None, None) is field
+    normal = update_field(field, None, None, None, None, None, normalize=True)
+    torch.testing.assert_close(2 * normal.square().mean(-1), torch.ones(1, 2, 3), atol=1e-4, rtol=0)
