@@ -22,6 +22,9 @@ def loss_and_gradients(model, tokens):
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpointed_gradients_are_bit_identical(case, reentrant):
     model = build(case, dtype=torch.float32)
+    if model.model.encoding.adds_bias:
+        # sdpa has another kernel for a bias without gradient, as the first pass of reentrant checkpointing sees it
+        model.set_attn_implementation("eager")
     tokens = draw_tokens(2, 10)
     loss, expected = loss_and_gradients(model, tokens)
     model.gradient_checkpointing_enable({"use_reentrant": reentrant})
@@ -40,31 +43,36 @@ def test_every_parameter_gets_a_gradient(case):
 
 @pytest.mark.parametrize("case", DETERMINISTIC)
 def test_compiled_fullgraph_equals_eager(case):
+    """Captured whole, forward and backward, with a mask that pads the left. (What the graph computes is for a backend to
+    keep; one that changes it is tested below.)"""
     torch._dynamo.reset()
-    model = build(case)
-    tokens = draw_tokens(2, 10)
+    model = build(case, num_hidden_layers=2)
+    tokens = draw_tokens(2, 8)
     mask = torch.ones_like(tokens)
     mask[1, :3] = 0
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    for inputs in ({}, {"attention_mask": mask}):
-        expected = model(tokens, use_cache=False, **inputs).logits
-        assert gap(compiled(tokens, use_cache=False, **inputs).logits, expected) < 1e-10
-    model.train()
-    compiled(tokens, labels=tokens, use_cache=False).loss.backward()
-    found = {name: p.grad.clone() for name, p in model.named_parameters()}
-    _, expected = loss_and_gradients(model, tokens)
-    if "randpe" not in case:
-        assert all(gap(found[name], expected[name]) < 1e-10 for name in expected)
+    results = []
+    for run in (model, torch.compile(model, fullgraph=True, backend="eager")):
+        model.zero_grad()
+        output = run(tokens, attention_mask=mask, labels=tokens, use_cache=False)
+        output.loss.backward()
+        results.append((output.logits, [p.grad.clone() for p in model.parameters()]))
+    assert gap(results[0][0], results[1][0]) < 1e-10
+    assert all(gap(a, b) < 1e-10 for a, b in zip(results[0][1], results[1][1], strict=True))
 
 
 @pytest.mark.parametrize("case", ["tape", "tape-options"])
 def test_compiled_by_inductor_equals_eager(case):
     torch._dynamo.reset()
-    model = build(case, dtype=torch.float32)
+    model = build(case, num_hidden_layers=2)
     tokens = draw_tokens(2, 10)
-    expected = model(tokens, use_cache=False).logits
-    found = torch.compile(model, fullgraph=True)(tokens, use_cache=False).logits
-    assert gap(found, expected) < 1e-4
+    results = []
+    for run in (model, torch.compile(model, fullgraph=True)):
+        model.zero_grad()
+        output = run(tokens, labels=tokens, use_cache=False)
+        output.loss.backward()
+        results.append((output.logits, [p.grad.clone() for p in model.parameters()]))
+    assert gap(results[0][0], results[1][0]) < 1e-10
+    assert all(gap(a, b) < 1e-10 for a, b in zip(results[0][1], results[1][1], strict=True))
 
 
 def expand_heads(model):
@@ -100,19 +108,32 @@ def test_grouped_heads_equal_expanded_heads(case):
     assert gap(model(tokens).logits, expand_heads(model)(tokens).logits) < 1e-10
 
 
+def half_precision_error(case, dtype, implementation="sdpa", offset=0):
+    """Relative error of a half-precision model against float64 with the same, rounded weights."""
+    tokens = draw_tokens(4, 24)
+    ids = torch.arange(24)[None] + offset
+    exact, half = build(case), build(case, dtype=dtype)
+    half.set_attn_implementation(implementation)
+    exact.load_state_dict({key: value.double() for key, value in half.state_dict().items()})
+    with torch.no_grad():
+        expected = exact(tokens, position_ids=ids).logits
+        return ((half(tokens, position_ids=ids).logits.double() - expected).norm() / expected.norm()).item()
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("case", DETERMINISTIC)
-def test_half_precision_error(case, dtype):
-    """Against float64, at most twice the error that the same decoder makes without any encoding."""
-    tokens = draw_tokens(4, 24)
+def test_half_precision_error_is_at_most_twice_that_of_plain_pytorch(case, dtype):
+    assert half_precision_error(case, dtype) <= 2 * half_precision_error(case, dtype, "eager")
 
-    def error(name):
-        exact = build(name)
-        half = build(name, dtype=dtype)
-        with torch.no_grad():
-            # the weights are rounded in both, so that only the arithmetic differs
-            exact.load_state_dict({key: value.double() for key, value in half.state_dict().items()})
-            reference = exact(tokens).logits
-            return ((half(tokens).logits.double() - reference).norm() / reference.norm()).item()
 
-    assert error(case) <= 2 * error("nope")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("case", DETERMINISTIC)
+def test_half_precision_error_does_not_grow_with_the_ids(case, dtype):
+    """Ids, angles and distances are never formed in half precision, where 2049 is already inexact."""
+    offset = 40 if case == "learned" else 30_001
+    assert half_precision_error(case, dtype, offset=offset) <= 2 * half_precision_error(case, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_error_of_phasors_is_at_most_twice_that_of_tensors(dtype):
+    assert half_precision_error("tape", dtype) <= 2 * half_precision_error("tensor_tape", dtype)

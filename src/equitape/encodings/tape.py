@@ -96,6 +96,17 @@ def updating_blocks(layers: str | tuple[int, ...], geometry: Geometry) -> set[in
     return set(layers)
 
 
+def draw_fourier_features(options: TapeOptions, geometry: Geometry) -> tuple[list[float], list[list[float]]]:
+    """Frequencies [M], log-uniform from 1 down to 1 / theta, and complex amplitudes [G, D] of mean square 1, by the seed."""
+    draw = random.Random(options.seed)
+    factor = options.scaling.factor if options.scaling.kind == "linear" else 1.0
+    frequencies = [options.theta ** -draw.random() / factor for _ in range(geometry.head_dim // 2)]
+    amplitudes = [
+        [draw.gauss(0.0, math.sqrt(0.5)) for _ in range(geometry.head_dim)] for _ in range(geometry.num_kv_heads)
+    ]
+    return frequencies, amplitudes
+
+
 class TapeLayer(LayerEncoding):
     """Rotation in every block; carry and mix in those that update."""
 
@@ -157,6 +168,11 @@ class Tape(PositionalEncoding):
     needs_even_head_dim = True
     has_field = True
 
+    def __init__(self, options: TapeOptions, geometry: Geometry):
+        super().__init__(options, geometry)
+        # plain numbers, not a buffer: a buffer would be rounded when the model is cast to half precision
+        self.fourier_features = draw_fourier_features(options, geometry)
+
     @property
     def score_scale(self) -> float:
         return softmax_scale(self.options.scaling)
@@ -178,20 +194,10 @@ class Tape(PositionalEncoding):
         return multiply(waves.expand(-1, groups, -1, -1), amplitudes[None, :, None]).to(dtype)
 
     def _fourier(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Random frequencies [M], log-uniform from 1 down to 1 / theta, and complex amplitudes [G, D], mean square 1.
-
-        Drawn anew from the seed at every forward: numbers kept as a buffer would be rounded when a model is cast.
-        """
-        draw = random.Random(self.options.seed)
-        dim, groups = self.geometry.head_dim, self.geometry.num_kv_heads
-        factor = self.options.scaling.factor if self.options.scaling.kind == "linear" else 1.0
-        frequencies = [self.options.theta ** -draw.random() / factor for _ in range(dim // 2)]
-        amplitudes = [[draw.gauss(0.0, math.sqrt(0.5)) for _ in range(dim)] for _ in range(groups)]
+        """Random frequencies [M] and complex amplitudes [G, D]."""
         exact = position_dtype(device)
-        return (
-            torch.tensor(frequencies, device=device, dtype=exact),
-            torch.tensor(amplitudes, device=device, dtype=exact),
-        )
+        frequencies, amplitudes = (torch.tensor(drawn, device=device, dtype=exact) for drawn in self.fourier_features)
+        return frequencies, amplitudes
 
     def layer(self, index: int) -> LayerEncoding:
         return TapeLayer(self.options, self.geometry, index in updating_blocks(self.options.layers, self.geometry))

@@ -71,6 +71,18 @@ class TensorTapeOptions(Options):
             )
 
 
+def draw_fourier_features(options: TensorTapeOptions, blocks: int) -> tuple[list, list]:
+    """Frequencies [M, R/2], log-uniform from 1 down to 1 / theta, and amplitudes sqrt(2/R) w [M, L, R/2], by the seed."""
+    draw = random.Random(options.seed)
+    pairs = (options.components + 1) // 2
+    scale = math.sqrt(2 / options.components)
+    frequencies = [[options.theta ** -draw.random() for _ in range(pairs)] for _ in range(blocks)]
+    amplitudes = [
+        [[scale * draw.gauss(0.0, 1.0) for _ in range(pairs)] for _ in range(options.channels)] for _ in range(blocks)
+    ]
+    return frequencies, amplitudes
+
+
 class TensorTapeLayer(LayerEncoding):
     """Eq. 6 to 8 of the paper, written as they stand."""
 
@@ -143,6 +155,8 @@ class TensorTape(PositionalEncoding):
 
     def __init__(self, options: TensorTapeOptions, geometry: Geometry):
         super().__init__(options, geometry)
+        # plain numbers, not a buffer: a buffer would be rounded when the model is cast to half precision
+        self.fourier_features = draw_fourier_features(options, geometry.head_dim // options.channels)
         # a shift turns pairs of components, every frequency by its own angle: mixing over components or over blocks,
         # or a component without its partner, does not commute with that
         self.shift_invariant = options.mix_over in ("heads", "heads+channels") and options.components % 2 == 0
@@ -154,7 +168,6 @@ class TensorTape(PositionalEncoding):
 
     def begin(self, positions: Positions, dtype: torch.dtype) -> Tensor:
         device = positions.ids.device
-        blocks = self.geometry.head_dim // self.options.channels
         exact = position_dtype(device)
         if self.options.init == "rope":
             frequencies = inverse_frequencies(self.geometry.head_dim, self.options.theta, Scaling(), device)
@@ -162,27 +175,11 @@ class TensorTape(PositionalEncoding):
             cos, sin = angles.cos(), angles.sin()
             tensors = torch.stack((torch.stack((cos, sin), -1), torch.stack((-sin, cos), -1)), -2)
         else:
-            frequencies, amplitudes = self._fourier(blocks, device)
+            frequencies, amplitudes = (torch.tensor(drawn, device=device, dtype=exact) for drawn in self.fourier_features)
             angles = positions.ids[..., None, None].to(exact) * frequencies
             waves = torch.stack((angles.cos(), angles.sin()), -1).unsqueeze(-3)
             tensors = (waves * amplitudes[..., None]).flatten(-2)[..., : self.options.components]
         return tensors.flatten(2).to(dtype)[:, None].expand(-1, self.geometry.num_kv_heads, -1, -1)
-
-    def _fourier(self, blocks: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Random frequencies [M, R/2] and amplitudes sqrt(2/R) w [M, L, R/2], redrawn from the seed."""
-        draw = random.Random(self.options.seed)
-        pairs = (self.options.components + 1) // 2
-        scale = math.sqrt(2 / self.options.components)
-        frequencies = [[self.options.theta ** -draw.random() for _ in range(pairs)] for _ in range(blocks)]
-        amplitudes = [
-            [[scale * draw.gauss(0.0, 1.0) for _ in range(pairs)] for _ in range(self.options.channels)]
-            for _ in range(blocks)
-        ]
-        exact = position_dtype(device)
-        return (
-            torch.tensor(frequencies, device=device, dtype=exact),
-            torch.tensor(amplitudes, device=device, dtype=exact),
-        )
 
     def _updates(self, index: int) -> bool:
         return index < self.geometry.num_layers - 1 or self.geometry.num_loops > 1
