@@ -209,7 +209,7 @@ def test_source_of_the_gate(source):
     model = build("tape", {"source": source})
     seen = {}
     block = model.model.layers[0]
-    block.encoding.gate.register_forward_pre_hook(lambda _, inputs: seen.update(gate=inputs[0]))
+    block.self_attn.encoding.gate.register_forward_pre_hook(lambda _, inputs: seen.update(gate=inputs[0]))
     block.post_attention_layernorm.register_forward_hook(lambda *hook: seen.update(attention=hook[2]))
     block.mlp.register_forward_hook(lambda *hook: seen.update(mlp=hook[2]))
     model(draw_tokens(1, 6))

@@ -42,8 +42,8 @@ def test_rope_start_is_rope():
     weights = {name: weight for name, weight in rope.state_dict().items()}
     tensor.load_state_dict({**tensor.state_dict(), **weights})
     for layer in tensor.model.layers[:-1]:
-        torch.nn.init.zeros_(layer.encoding.carry)
-        torch.nn.init.zeros_(layer.encoding.mix_out)
+        torch.nn.init.zeros_(layer.self_attn.encoding.carry)
+        torch.nn.init.zeros_(layer.self_attn.encoding.mix_out)
     assert gap(tensor(draw_tokens(2, 9)).logits, rope(draw_tokens(2, 9)).logits) < 1e-12
 
 

@@ -2,7 +2,8 @@
 
 import importlib.util
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -10,8 +11,8 @@ from torch import Tensor
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 HAS_CUDA = torch.cuda.is_available()
-if HAS_TRITON and not HAS_CUDA:
-    # Triton reads this when it is first imported
+if HAS_TRITON and not HAS_CUDA and "triton" not in sys.modules:
+    # Triton reads this when it is imported, and not again
     os.environ.setdefault("TRITON_INTERPRET", "1")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
@@ -20,12 +21,18 @@ from equitape.kernels.operator import fused_update  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed")
 
+on_interpreter = pytest.mark.skipif(
+    not INTERPRETED, reason="Triton was imported without TRITON_INTERPRET=1, so it cannot run on CPU"
+)
+on_cuda = pytest.mark.skipif(
+    INTERPRETED or not HAS_CUDA, reason="there is no CUDA device, or TRITON_INTERPRET=1 is set"
+)
 DEVICES = [
-    pytest.param("cpu", marks=pytest.mark.skipif(not INTERPRETED, reason="Triton on CPU needs TRITON_INTERPRET=1")),
-    pytest.param("cuda", marks=pytest.mark.skipif(not HAS_CUDA, reason="there is no CUDA device")),
+    pytest.param("cpu", marks=on_interpreter),
+    pytest.param("cuda", marks=[pytest.mark.gpu, on_cuda]),
 ]
 NAMES = ("field", "carried", "gate", "carry", "mix_in", "mix_out")
-# what rounding of float32 alone explains, relative to the largest element
+# what rounding of float32 alone explains, relative to the norm
 SLACK = {torch.float32: 1e-6, torch.bfloat16: 1e-4, torch.float16: 1e-5}
 
 
@@ -33,16 +40,9 @@ SLACK = {torch.float32: 1e-6, torch.bfloat16: 1e-4, torch.float16: 1e-5}
 def poisoned() -> Iterator[None]:
     """torch.empty gives NaN, so that an element no kernel wrote is seen."""
     torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = True
+    assert torch.zeros(2).new_empty(3).isnan().all()
     yield
     torch.use_deterministic_algorithms(False)
-
-
-@pytest.fixture(autouse=True)
-def without_onednn() -> Iterator[None]:
-    """Its half-precision products use instructions that some virtual machines announce and do not have."""
-    with torch.backends.mkldnn.flags(enabled=False):
-        yield
 
 
 @pytest.fixture(autouse=True)
@@ -90,8 +90,16 @@ def cast(tensor: Tensor, device: str, dtype: torch.dtype) -> Tensor:
     return moved.requires_grad_()
 
 
-def run(function, inputs, device, dtype, normalize=False, slope=None) -> dict[str, Tensor]:
-    """The result and the gradients of the inputs, in float64 on CPU."""
+def run(
+    function: Callable[..., Tensor],
+    inputs: dict[str, Tensor | None],
+    device: str,
+    dtype: torch.dtype,
+    normalize: bool = False,
+    *,
+    slope: Tensor,
+) -> dict[str, Tensor]:
+    """The result and the gradients of the inputs, in float64 on CPU; slope is the gradient of the result."""
     leaves = {name: None if x is None else cast(x, device, dtype) for name, x in inputs.items()}
     result = function(*leaves.values(), normalize)
     assert result.dtype == dtype
@@ -100,19 +108,20 @@ def run(function, inputs, device, dtype, normalize=False, slope=None) -> dict[st
     return {name: x.detach().cpu().double() for name, x in found.items()}
 
 
-def check(inputs, device, dtype, normalize=False, seed=1) -> None:
-    shape = list(inputs["field"].shape)
-    shape[0] = max(x.shape[0] for name, x in inputs.items() if x is not None and name in NAMES[:3])
-    slope = torch.randn(shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
-    exact = run(reference.update_field, inputs, "cpu", torch.float64, normalize, slope)
-    plain = run(reference.update_field, inputs, device, dtype, normalize, slope)
-    fused = run(update_field, inputs, device, dtype, normalize, slope)
+def check(inputs: dict[str, Tensor | None], device: str, dtype: torch.dtype, normalize: bool = False) -> None:
+    """The twice-rule, for the result and every gradient."""
+    batch = max(x.shape[0] for name, x in inputs.items() if x is not None and name in NAMES[:3])
+    shape = (batch, *inputs["field"].shape[1:])
+    slope = torch.randn(shape, generator=torch.Generator().manual_seed(1)).bfloat16()
+    exact = run(reference.update_field, inputs, "cpu", torch.float64, normalize, slope=slope)
+    plain = run(reference.update_field, inputs, device, dtype, normalize, slope=slope)
+    fused = run(update_field, inputs, device, dtype, normalize, slope=slope)
     assert fused.keys() == exact.keys()
     for name, truth in exact.items():
         assert fused[name].shape == truth.shape
-        assert truth.abs().max() > 0
-        error, allowed = (fused[name] - truth).norm(), 2 * (plain[name] - truth).norm()
-        assert error <= allowed + SLACK[dtype] * truth.norm(), f"{name}: {error} against {allowed / 2} of plain PyTorch"
+        assert truth.norm() > 1e-3
+        error, plain_error = (fused[name] - truth).norm(), (plain[name] - truth).norm()
+        assert error <= 2 * plain_error + SLACK[dtype] * truth.norm(), f"{name}: {error}, plain PyTorch {plain_error}"
 
 
 @pytest.mark.parametrize("normalize", [False, True])
@@ -138,7 +147,8 @@ def test_twice_rule(device, dtype, parts, normalize):
 )
 @pytest.mark.parametrize("device", DEVICES)
 def test_sizes(device, sizes, parts):
-    check(make_inputs(**sizes, parts=parts), device, torch.float32, normalize=True)
+    # one real number a token only scales its field, which normalisation undoes: gradients would be rounding errors
+    check(make_inputs(**sizes, parts=parts), device, torch.float32, normalize=sizes["groups"] > 1)
 
 
 @pytest.mark.parametrize(
@@ -155,7 +165,8 @@ def test_sizes(device, sizes, parts):
 @pytest.mark.parametrize("parts", [1, 2])
 @pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.skipif(not HAS_CUDA, reason="sizes of models take a CUDA device")
+@pytest.mark.gpu
+@on_cuda
 def test_model_sizes(dtype, normalize, parts, sizes):
     check(make_inputs(**sizes, tokens=515, parts=parts), "cuda", dtype, normalize)
 
@@ -217,7 +228,8 @@ def test_only_wanted_gradients(device):
     leaves["field"].requires_grad_(False)
     leaves["mix_in"].requires_grad_(False)
     update_field(*leaves.values()).square().sum().backward()
-    assert leaves["field"].grad is None and leaves["mix_in"].grad is None
+    assert leaves["field"].grad is None
+    assert leaves["mix_in"].grad is None
     twin = {name: x.detach().clone().requires_grad_(x.requires_grad) for name, x in leaves.items()}
     reference.update_field(*twin.values()).square().sum().backward()
     for name in ("carried", "gate", "carry", "mix_out"):
@@ -327,7 +339,8 @@ def test_choice(monkeypatch):
         update_field(*inputs)
 
 
-@pytest.mark.skipif(not HAS_CUDA, reason="there is no CUDA device")
+@pytest.mark.gpu
+@on_cuda
 def test_choice_on_cuda(monkeypatch):
     inputs = [x.float().cuda() for x in make_inputs().values()]
     monkeypatch.delenv("EQUITAPE_KERNELS")
@@ -335,7 +348,7 @@ def test_choice_on_cuda(monkeypatch):
     assert count_fused(monkeypatch, *(x.double() for x in inputs)) == 0
 
 
-@pytest.mark.skipif(not INTERPRETED, reason="Triton on CPU needs TRITON_INTERPRET=1")
+@on_interpreter
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
@@ -350,7 +363,7 @@ def test_forced_beyond_the_limits(change, complaint):
         update_field(*inputs)
 
 
-@pytest.mark.skipif(not INTERPRETED, reason="Triton on CPU needs TRITON_INTERPRET=1")
+@on_interpreter
 def test_forced_with_mixed_dtypes():
     inputs = [x.float() for x in make_inputs().values()]
     with pytest.raises(ValueError, match="differ in dtype"):

@@ -23,7 +23,22 @@ ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 """FlexAttention's form of a bias: (score, batch, head, query index, key index) -> score."""
 
 
-class LayerEncoding(nn.Module):
+class HookedModule(nn.Module):
+    """A module of several entrances: `module("hook", ...)` runs `module.hook(...)`.
+
+    The model calls every hook this way, through `forward`, since that is what wrappers such as accelerate's offloading
+    watch to bring a module's parameters in.
+    """
+
+    def forward(self, hook: str, *inputs: Any) -> Any:
+        """Run a hook."""
+        return getattr(self, hook)(*inputs)
+
+    def reset_parameters(self, std: float) -> None:
+        """Initialise bare parameters (submodules such as nn.Linear are initialised by the model)."""
+
+
+class LayerEncoding(HookedModule):
     """What an encoding does inside one block."""
 
     def rotate(self, query: Tensor, key: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -56,11 +71,8 @@ class LayerEncoding(nn.Module):
         """
         return state
 
-    def reset_parameters(self, std: float) -> None:
-        """Initialise bare parameters (submodules such as nn.Linear are initialised by the model)."""
 
-
-class PositionalEncoding(nn.Module):
+class PositionalEncoding(HookedModule):
     """What an encoding does for the whole model. Subclasses are registered under the name users give as `kind`."""
 
     kind: ClassVar[str]
@@ -126,9 +138,6 @@ class PositionalEncoding(nn.Module):
     def layer(self, index: int) -> LayerEncoding:
         """The part that lives in block `index`."""
         return LayerEncoding()
-
-    def reset_parameters(self, std: float) -> None:
-        """Initialise bare parameters."""
 
     def extra_repr(self) -> str:
         given = ", ".join(f"{key}={value!r}" for key, value in self.options.to_dict().items())

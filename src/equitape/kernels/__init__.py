@@ -34,10 +34,10 @@ def update_field(
     mix_out: Tensor | None,
     normalize: bool = False,
 ) -> Tensor:
-    """z' = z + W_a c, then z'' = z' + W_2 diag(psi) W_1 z', then z'' / rms(z'') if asked.
+    """Update TAPE's field: z' = z + W_a c, then z'' = z' + W_2 diag(psi) W_1 z', then z'' / rms(z'') if asked.
 
-    field: [B or 1, G, N, D]; carried: [B, H, N, D] with carry [G, H], or both None; gate: [B, N, I] with mix_in [I, G] and
-    mix_out [G, I], or all None. Returns [B, G, N, D]. Complex weights have a leading axis of two.
+    field: [B or 1, G, N, D]; carried: [B, H, N, D] with carry [G, H], or both None; gate: [B, N, I] with mix_in [I, G]
+    and mix_out [G, I], or all None. Returns [B, G, N, D]. Complex weights have a leading axis of two.
     """
     if carried is None or carry is None:
         carried = carry = None
@@ -52,7 +52,9 @@ def update_field(
     obstacle = _obstacle(field, carried, gate, carry, mix_in, mix_out)
     if obstacle is not None:
         if choice == "triton":
-            raise ValueError(f"EQUITAPE_KERNELS=triton, but {obstacle}; EQUITAPE_KERNELS=auto takes plain PyTorch there.")
+            raise ValueError(
+                f"EQUITAPE_KERNELS=triton, but {obstacle}; EQUITAPE_KERNELS=auto takes plain PyTorch there."
+            )
         return reference.update_field(field, carried, gate, carry, mix_in, mix_out, normalize)
     if torch.is_autocast_enabled(field.device.type):
         # as the plain version under autocast: products in autocast's dtype, the field in its own

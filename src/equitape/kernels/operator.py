@@ -20,10 +20,10 @@ def fused_update(
     mix_out: Tensor | None,
     normalize: bool,
 ) -> Tensor:
-    """reference.update_field by Triton, for a field [B, G, N, D] with its whole batch (an expanded view will do).
+    """The update of reference.py by Triton, for a field [B, G, N, D] with its whole batch (an expanded view will do).
 
-    The carried field and the gate have one dtype, which products are computed in; the field and the weights may have others.
-    Sums are in float32; the result has the wider dtype of the field's and the products'.
+    The carried field and the gate have one dtype, in which products are computed; the field and the weights may have
+    others. Sums are in float32; the result has the wider dtype of the field's and the products'.
     """
     from .triton_forward import forward
 
@@ -63,9 +63,7 @@ def fused_gradients(
 
     gradients = _empty_gradients(field if wants_field else None, carried, gate, carry, mix_in, mix_out, like=gradient)
     with _on_device(field):
-        backward(
-            gradients, gradient, field, carried, gate, carry, mix_in, mix_out, normalize, wants_field
-        )
+        backward(gradients, gradient, field, carried, gate, carry, mix_in, mix_out, normalize, wants_field)
     return gradients
 
 

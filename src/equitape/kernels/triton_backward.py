@@ -5,11 +5,13 @@ With g the gradient of z'' (before normalisation, where that is on), P = g z^T a
     dz = g + T^T g      dc = K^T g      dT = P + Q W_a^T      dW_a = sum of Q + T^T Q
     dW_1 = sum of (W_2 diag(psi))^T dT      dW_2 = sum of dT W_1^T diag(psi)      dpsi = diag(W_2^T dT W_1^T)
 
-so the fields enter four products, and the rest is small matrices of a token. Sums over tokens are kept by each program in
-float32, written once, and added up in a fixed order by a second, small kernel: the same numbers every run.
+so the fields enter four products, and the rest is small matrices of a token. Sums over tokens are kept by each program
+in float32, written once, and added up in a fixed order by a second, small kernel: the same numbers every run.
 
 Shapes and the algorithm: triton_field.py.
 """
+
+# mypy: allow-untyped-defs, no-check-untyped-defs
 
 from collections.abc import Sequence
 
@@ -67,12 +69,8 @@ def store_weight_gradient(
         row_part = tl.arange(0, 2 * PADDED_ROWS)[:, None] // PADDED_ROWS
         column_part = tl.arange(0, 2 * PADDED_COLUMNS)[None, :] // PADDED_COLUMNS
         # the imaginary part stood below the diagonal as it is, and above it with its sign changed
-        imaginary = tl.reshape(
-            gradient * (row_part - column_part).to(tl.float32), (2, PADDED_ROWS, 2, PADDED_COLUMNS)
-        )
-        real = tl.reshape(
-            gradient * (row_part == column_part).to(tl.float32), (2, PADDED_ROWS, 2, PADDED_COLUMNS)
-        )
+        imaginary = tl.reshape(gradient * (row_part - column_part).to(tl.float32), (2, PADDED_ROWS, 2, PADDED_COLUMNS))
+        real = tl.reshape(gradient * (row_part == column_part).to(tl.float32), (2, PADDED_ROWS, 2, PADDED_COLUMNS))
         store_matrix(pointer, tl.sum(tl.sum(real, 2), 0), ROWS, COLUMNS)
         store_matrix(pointer + ROWS * COLUMNS, tl.sum(tl.sum(imaginary, 2), 0), ROWS, COLUMNS)
     else:
@@ -83,7 +81,7 @@ def store_weight_gradient(
 def store_gate_gradient(
     pointer, gradient, sequence, token, tokens, GATES: tl.constexpr, PADDED: tl.constexpr, PARTS: tl.constexpr
 ):
-    """dpsi [S, J] of a tile of tokens, contiguous; what complex weights saw twice is added up."""
+    """Store dpsi [S, J] of a tile of tokens, contiguous; what complex weights saw twice is added up."""
     if PARTS == 2:
         gradient = tl.sum(tl.reshape(gradient, (gradient.shape[0], 2, PADDED)), 1)
     index = tl.arange(0, PADDED)[None, :]
@@ -136,7 +134,7 @@ def gradient_kernel(
     R: tl.constexpr = PARTS * PADDED_GROUPS
     C: tl.constexpr = PARTS * PADDED_HEADS
     J: tl.constexpr = PARTS * PADDED_GATES
-    weight_carry, weight_in, weight_out = 0.0, 0.0, 0.0
+    weight_carry, weight_in = 0.0, 0.0
     # the tokens of a tile belong to different warps, so what needs no product is summed over them only at the end
     carry_sum = tl.zeros((S, R, C), tl.float32)
     mixed_carry_sum = tl.zeros((R, C), tl.float32)
@@ -151,7 +149,7 @@ def gradient_kernel(
     for tile in tl.range(tl.program_id(0), num_tiles, tl.num_programs(0)):
         sequence = (tile // tiles_per_sequence).to(tl.int64)
         token = (tile % tiles_per_sequence) * S + tl.arange(0, S)
-        gates, gated = 0.0, 0.0
+        gated = 0.0
         if HAS_MIX:
             gates = load_gates(gate, gate_strides, sequence, token, tokens, GATES, PADDED_GATES, PARTS)
             gated = gated_weight(gates, weight_out, COMPUTE)
@@ -160,7 +158,6 @@ def gradient_kernel(
         rows, exists = rows_of(field_strides, sequence, token, tokens, GROUPS, PADDED_GROUPS, DIM, PARTS)
         from_rows, _ = rows_of(gradient_strides, sequence, token, tokens, GROUPS, PADDED_GROUPS, DIM, PARTS)
         carried_rows, arrived = rows_of(carried_strides, sequence, token, tokens, HEADS, PADDED_HEADS, DIM, PARTS)
-        scale, slope = 0.0, 0.0
         if NORMALIZE:
             squares = tl.zeros((S, R), tl.float32)
             slope = tl.zeros((S, R), tl.float32)
@@ -191,15 +188,11 @@ def gradient_kernel(
                 by_field += multiply(g, tl.permute(z, (0, 2, 1)), COMPUTE)
             if HAS_CARRY:
                 by_carried += multiply(g, tl.permute(c, (0, 2, 1)), COMPUTE)
-                to_rows, _ = rows_of(
-                    carried_gradient_strides, sequence, token, tokens, HEADS, PADDED_HEADS, DIM, PARTS
-                )
+                to_rows, _ = rows_of(carried_gradient_strides, sequence, token, tokens, HEADS, PADDED_HEADS, DIM, PARTS)
                 dc = multiply(tl.permute(carrying, (0, 2, 1)), g, COMPUTE)
                 store_chunk(carried_gradient, carried_gradient_strides, to_rows, arrived, start, dc, DIM, E)
             if WANTS_FIELD:
-                to_rows, _ = rows_of(
-                    field_gradient_strides, sequence, token, tokens, GROUPS, PADDED_GROUPS, DIM, PARTS
-                )
+                to_rows, _ = rows_of(field_gradient_strides, sequence, token, tokens, GROUPS, PADDED_GROUPS, DIM, PARTS)
                 if HAS_MIX:
                     dz = multiply(tl.permute(mixing, (0, 2, 1)), g, COMPUTE)
                     dz = add_identity(dz, g, EXACT_GRADIENT, COMPUTE)
@@ -210,14 +203,14 @@ def gradient_kernel(
         if HAS_CARRY:
             carry_sum += by_carried
         if HAS_MIX:
-            # [S x R, R]
+            # dT of every token below the other, [S x R, R]
             dt = tl.reshape(by_field, (S * R, R))
             if HAS_CARRY:
                 flat = tl.reshape(by_carried, (S * R, C))
                 dt += multiply(flat, tl.trans(weight_carry), COMPUTE)
                 mixed_carry_sum += multiply(tl.trans(tl.reshape(mixing, (S * R, R))), flat, COMPUTE)
             in_sum += multiply(tl.trans(gated), dt, COMPUTE)
-            # dT W_1^T, [S, R, J]
+            # dT W_1^T of every token, [S, R, J]
             back = tl.reshape(multiply(dt, tl.trans(weight_in), COMPUTE), (S, R, J))
             out_sum += back * gates[:, None, :]
             dpsi = tl.sum(back * weight_out[None, :, :], 1)

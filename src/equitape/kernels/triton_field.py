@@ -10,9 +10,11 @@ the matrix units, one token an element of a batched product. z' = z + W_a c is n
 Complex mixing is real mixing of twice the heads: the real and the imaginary half of a field are rows of their own, and
 the weight a + ib is the matrix [[a, -b], [b, a]]. PARTS is 1 for real and 2 for complex weights.
 
-Shapes: S tokens of a tile, R rows of a field (PARTS x padded G), C rows of the carried field (PARTS x padded H), J gates
-(PARTS x padded I), E channels of a chunk. Heads and gates are padded with zeros to powers of two, rows to 16 or more.
+Shapes: S tokens of a tile, R rows of a field (PARTS x padded G), C rows of the carried field (PARTS x padded H), J
+gates (PARTS x padded I), E channels of a chunk. Heads and gates are padded with zeros to powers of two, rows to 16.
 """
+
+# mypy: allow-untyped-defs, no-check-untyped-defs
 
 from dataclasses import dataclass
 from typing import Any
@@ -54,7 +56,10 @@ class Update:
     has_mix: bool
 
     @classmethod
-    def of(cls, field: Tensor, carried: Tensor | None, gate: Tensor | None, carry: Tensor | None, mix_in: Tensor | None):
+    def of(
+        cls, field: Tensor, carried: Tensor | None, gate: Tensor | None, carry: Tensor | None, mix_in: Tensor | None
+    ) -> "Update":
+        """Read off the arguments of an update."""
         batch, groups, tokens, dim = field.shape
         parts = 2 if 3 in (carry.dim() if carry is not None else 0, mix_in.dim() if mix_in is not None else 0) else 1
         source = carried if carried is not None else gate
@@ -74,12 +79,14 @@ class Update:
 
     @property
     def num_tiles(self) -> int:
+        """A tile is as many tokens of one sequence as a program has warps."""
         return self.batch * triton.cdiv(self.tokens, WARPS)
 
     def constants(self, chunk: int, num_fields: int) -> dict[str, Any]:
         """What the kernels know when they are compiled.
 
-        chunk: how many elements of a token's field a warp holds at a time; num_fields: how many fields [B, G, N, D] are read.
+        chunk: how many elements of a token's field a warp holds at a time; num_fields: how many tensors [B, G, N, D]
+        the kernel reads.
         """
         rows = self._padded(self.groups) * num_fields + self._padded(self.heads) * self.has_carry
         tile_bytes = WARPS * rows * self.parts * self.dim * self.compute.itemsize
@@ -122,10 +129,12 @@ def num_programs(device: torch.device, num_tiles: int, per_processor: int) -> in
 
 
 def contiguous(weight: Tensor | None) -> Tensor | None:
+    """A weight as load_weight wants it."""
     return None if weight is None else weight.contiguous()
 
 
 def strides(tensor: Tensor | None) -> tuple[int, ...]:
+    """Strides for a kernel, which does not use those of a tensor not given."""
     return (0, 0, 0, 0) if tensor is None else tensor.stride()
 
 
@@ -178,16 +187,15 @@ def load_chunk(pointer, strides, rows, exists, start, DIM: tl.constexpr, E: tl.c
 
 @triton.jit
 def store_chunk(pointer, strides, rows, exists, start, value, DIM: tl.constexpr, E: tl.constexpr):
+    """Store channels start to start + E of the rows of a tile, from [S, R, E]."""
     channel = start + tl.arange(0, E)[None, None, :]
     value = rounded(value, pointer.dtype.element_ty)
     tl.store(pointer + rows + channel * strides[3], value, mask=exists & (channel < DIM))
 
 
 @triton.jit
-def load_gates(
-    gate, strides, sequence, token, tokens, GATES: tl.constexpr, PADDED: tl.constexpr, PARTS: tl.constexpr
-):
-    """psi of a tile of tokens, [S, J] in float32; complex weights see every gate twice."""
+def load_gates(gate, strides, sequence, token, tokens, GATES: tl.constexpr, PADDED: tl.constexpr, PARTS: tl.constexpr):
+    """Load psi of a tile of tokens, [S, J] in float32; complex weights see every gate twice."""
     index = tl.arange(0, PARTS * PADDED) % PADDED
     begin = sequence * strides[0] + token.to(tl.int64) * strides[1]
     exists = (token < tokens)[:, None] & (index < GATES)[None, :]
@@ -197,7 +205,7 @@ def load_gates(
 @triton.jit
 def rounded(value, DTYPE: tl.constexpr):
     """Float32 to the nearest number of a dtype."""
-    if INTERPRETED and DTYPE == tl.bfloat16 and value.dtype == tl.float32:
+    if INTERPRETED and value.dtype == tl.float32 and tl.bfloat16 == DTYPE:
         bits = value.to(tl.uint32, bitcast=True)
         value = (bits + 0x7FFF + ((bits >> 16) & 1)).to(tl.float32, bitcast=True)
     return value.to(DTYPE)
@@ -207,8 +215,8 @@ def rounded(value, DTYPE: tl.constexpr):
 def multiply(left, right, COMPUTE: tl.constexpr):
     """A product on the matrix units: operands in the computing dtype, sums in float32.
 
-    Float32 operands are split in two parts of 11 bits each, which lose next to nothing; products off the matrix units would
-    need more registers than there are.
+    Float32 operands are split in two parts of 11 bits each, which lose next to nothing; products off the matrix units
+    would need more registers than there are.
     """
     left, right = rounded(left, COMPUTE), rounded(right, COMPUTE)
     if INTERPRETED:
@@ -218,7 +226,7 @@ def multiply(left, right, COMPUTE: tl.constexpr):
 
 @triton.jit
 def add_identity(product, field, EXACT: tl.constexpr, COMPUTE: tl.constexpr):
-    """product + field, both [S, R, E]."""
+    """Add a field to a product, both [S, R, E]."""
     if EXACT:
         # one times a number is that number in any dtype: the matrix unit adds the field from where it already has it
         row = tl.arange(0, field.shape[1])
@@ -241,7 +249,7 @@ def gated_weight(gates, mix_out, COMPUTE: tl.constexpr):
 def token_matrices(
     gated, mix_in, carry, S: tl.constexpr, HAS_CARRY: tl.constexpr, HAS_MIX: tl.constexpr, COMPUTE: tl.constexpr
 ):
-    """T [S, R, R] and K = W_a + T W_a [S, R, C] of a tile of tokens, in the computing dtype; zero where there is none."""
+    """T [S, R, R] and K = W_a + T W_a [S, R, C] of a tile, in the computing dtype; zero for a step left out."""
     mixing, carrying = 0.0, 0.0
     if HAS_CARRY:
         carrying = tl.broadcast_to(carry[None, :, :], (S, carry.shape[0], carry.shape[1]))
@@ -266,7 +274,7 @@ def updated_chunk(
     EXACT: tl.constexpr,
     COMPUTE: tl.constexpr,
 ):
-    """z'' of a chunk of channels, [S, R, E] in float32, before any normalisation."""
+    """Form z'' of a chunk of channels, [S, R, E] in float32, before any normalisation."""
     if HAS_MIX:
         change = multiply(mixing, field, COMPUTE)
         if HAS_CARRY:

@@ -3,6 +3,8 @@
 Shapes and the algorithm: triton_field.py.
 """
 
+# mypy: allow-untyped-defs, no-check-untyped-defs
+
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -60,8 +62,8 @@ def update_kernel(
     EXACT: tl.constexpr,
     COMPUTE: tl.constexpr,
 ):
-    """z'' = z + T z + K c of every token, divided by its root mean square if NORMALIZE."""
-    weight_carry, weight_in, weight_out = 0.0, 0.0, 0.0
+    """Form z'' = z + T z + K c of every token, divided by its root mean square if NORMALIZE."""
+    weight_carry, weight_in = 0.0, 0.0
     if HAS_CARRY:
         weight_carry = load_weight(carry, GROUPS, HEADS, PADDED_GROUPS, PADDED_HEADS, PARTS)
     if HAS_MIX:
@@ -80,7 +82,6 @@ def update_kernel(
         rows, exists = rows_of(field_strides, sequence, token, tokens, GROUPS, PADDED_GROUPS, DIM, PARTS)
         to_rows, _ = rows_of(updated_strides, sequence, token, tokens, GROUPS, PADDED_GROUPS, DIM, PARTS)
         carried_rows, arrived = rows_of(carried_strides, sequence, token, tokens, HEADS, PADDED_HEADS, DIM, PARTS)
-        scale = tl.full((S, PARTS * PADDED_GROUPS), 1.0, tl.float32)
         if NORMALIZE:
             squares = tl.zeros((S, PARTS * PADDED_GROUPS), tl.float32)
             for start in tl.static_range(0, DIM, E):
@@ -112,7 +113,7 @@ def forward(
     mix_out: Tensor | None,
     normalize: bool,
 ) -> None:
-    """Write z'' into updated [B, G, N, D]. The other arguments are as in reference.py, the field with its whole batch."""
+    """Write z'' into updated [B, G, N, D]. Other arguments are as in reference.py, the field with its whole batch."""
     update = Update.of(field, carried, gate, carry, mix_in)
     update_kernel[(num_programs(field.device, update.num_tiles, PROGRAMS_PER_PROCESSOR),)](
         updated,

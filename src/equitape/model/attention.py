@@ -43,7 +43,7 @@ class EquitapeRMSNorm(nn.Module):
 class EquitapeAttention(nn.Module):
     """Grouped-query attention; the encoding rotates, biases, and lets its state ride along with the value."""
 
-    def __init__(self, config: EquitapeConfig, layer_idx: int):
+    def __init__(self, config: EquitapeConfig, layer_idx: int, encoding: LayerEncoding):
         super().__init__()
         assert config.head_dim is not None and config.num_key_value_heads is not None
         self.config = config
@@ -52,6 +52,7 @@ class EquitapeAttention(nn.Module):
         self.num_key_value_groups = config.num_attention_heads // config.num_key_value_heads
         self.attention_dropout = config.attention_dropout
         self.is_causal = True
+        self.encoding = encoding
         width, bias = config.hidden_size, config.attention_bias
         self.q_proj = nn.Linear(width, config.num_attention_heads * self.head_dim, bias=bias)
         self.k_proj = nn.Linear(width, config.num_key_value_heads * self.head_dim, bias=bias)
@@ -67,7 +68,6 @@ class EquitapeAttention(nn.Module):
         self,
         hidden_states: Tensor,
         state: Tensor | None,
-        encoding: LayerEncoding,
         positions: Positions,
         view: AttentionView,
         scaling: float,
@@ -83,9 +83,9 @@ class EquitapeAttention(nn.Module):
         value = self.v_proj(hidden_states).view(shape).transpose(1, 2)
         if self.config.qk_norm:
             query, key = self.q_norm(query), self.k_norm(key)
-        query, key = encoding.rotate(query.transpose(1, 2), key.transpose(1, 2), state)
+        query, key = self.encoding("rotate", query.transpose(1, 2), key.transpose(1, 2), state)
 
-        columns = encoding.values(state)
+        columns = self.encoding("values", state)
         if columns is not None:
             # autocast may have left the value in another dtype than the state
             columns = columns.expand(value.shape[0], -1, -1, -1).to(value.dtype)
@@ -93,7 +93,7 @@ class EquitapeAttention(nn.Module):
         if past_key_values is not None:
             key, value = past_key_values.update(key, value, cache_layer)
 
-        output, weights = attend(self, encoding, query, key, value, state, positions, view, scaling, **kwargs)
+        output, weights = attend(self, query, key, value, state, positions, view, scaling, **kwargs)
         # output [B, N, H, D + E]
         carried = None
         if columns is not None:
@@ -104,7 +104,6 @@ class EquitapeAttention(nn.Module):
 
 def attend(
     module: EquitapeAttention,
-    encoding: LayerEncoding,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -121,12 +120,14 @@ def attend(
     if isinstance(mask, BlockMask):
         if dropout:
             raise ValueError("FlexAttention has no dropout; set attention_dropout to 0 or use 'sdpa'.")
-        score_mod = encoding.score_mod(state, positions, view.key_ids) if view.key_ids is not None else None
+        score_mod = None
+        if view.key_ids is not None:
+            score_mod = module.encoding("score_mod", state, positions, view.key_ids)
         return flexible_attention(query, key, value, mask, score_mod, scaling), None
     if view.key_ids is not None:
         assert mask is not None
         visible = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
-        bias = encoding.bias(query, key, state, positions, view.key_ids, visible, scaling)
+        bias = module.encoding("bias", query, key, state, positions, view.key_ids, visible, scaling)
         if bias is not None:
             hidden = torch.finfo(query.dtype).min
             additive = bias.to(query.dtype) if mask.dtype == torch.bool else bias.to(query.dtype) + mask

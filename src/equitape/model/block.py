@@ -32,11 +32,10 @@ class EquitapeDecoderLayer(GradientCheckpointingLayer):
 
     def __init__(self, config: EquitapeConfig, layer_idx: int, encoding: LayerEncoding):
         super().__init__()
-        self.self_attn = EquitapeAttention(config, layer_idx)
+        self.self_attn = EquitapeAttention(config, layer_idx, encoding)
         self.mlp = EquitapeMLP(config)
         self.input_layernorm = EquitapeRMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = EquitapeRMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.encoding = encoding
 
     def forward(
         self,
@@ -52,7 +51,6 @@ class EquitapeDecoderLayer(GradientCheckpointingLayer):
         attention_output, _, carried = self.self_attn(
             self.input_layernorm(hidden_states),
             state,
-            self.encoding,
             positions,
             view,
             scaling,
@@ -63,4 +61,4 @@ class EquitapeDecoderLayer(GradientCheckpointingLayer):
         hidden_states = hidden_states + attention_output
         attended = self.post_attention_layernorm(hidden_states)
         fed = self.mlp(attended)
-        return hidden_states + fed, self.encoding.update(state, carried, attended, fed)
+        return hidden_states + fed, self.self_attn.encoding("update", state, carried, attended, fed)

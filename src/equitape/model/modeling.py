@@ -120,6 +120,8 @@ class EquitapeModel(EquitapePreTrainedModel):
         segment_ids: [B, N], equal numbers for tokens of one packed sequence; tokens see only their own.
         output_position_states: also return, for each layer, the state [B, G, N, D] it turned queries and keys by.
         """
+        if output_position_states is None:
+            output_position_states = self.config.output_position_states
         checks.check_tokens(input_ids, inputs_embeds)
         x: Tensor = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         checks.check_position_ids(position_ids, x)
@@ -134,9 +136,9 @@ class EquitapeModel(EquitapePreTrainedModel):
         if use_cache and past_key_values is None and may_cache:
             past_key_values = DynamicCache(config=self.config)
         views = build_views(self.config, self.encoding, x, attention_mask, positions, past_key_values)
-        positions = self.encoding.map_ids(positions, x.shape[0])
-        x = self.encoding.embed(x, positions)
-        state = self.encoding.begin(positions, x.dtype)
+        positions = self.encoding("map_ids", positions, x.shape[0])
+        x = self.encoding("embed", x, positions)
+        state = self.encoding("begin", positions, x.dtype)
 
         assert self.config.head_dim is not None
         scaling = self.config.head_dim**-0.5 * self.encoding.score_scale

@@ -1,0 +1,205 @@
+"""Time the update of TAPE's field: plain PyTorch, plain PyTorch compiled, and the fused kernels.
+
+    python benchmarks/field_update.py --output field_update.json
+
+For every size the result and gradients of the fused kernels are first compared with the plain version's; a size where
+they differ is not timed. Bytes are the fewest the update can move: every input read once, every output written once. Rates stand
+beside that of a copy from device memory to device memory, measured in the same run.
+"""
+
+import argparse
+import datetime
+import json
+import platform
+import statistics
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from equitape.kernels import reference
+from equitape.kernels.operator import fused_update
+
+WARM_UP, REPEATS, SETS = 10, 30, 4
+NAMES = ("field", "carried", "gate", "carry", "mix_in", "mix_out")
+# batch, tokens, groups, heads, head dimension
+SIZES = {
+    "155M": (16, 1024, 12, 12, 64),
+    "SmolLM2": (4, 4096, 3, 9, 64),
+    "1.1B": (4, 4096, 16, 16, 128),
+}
+MORE_SIZES = {
+    "Llama-3-8B": (2, 8192, 8, 32, 128),
+    "32 heads": (2, 8192, 32, 32, 128),
+}
+
+
+def make_inputs(size: tuple[int, ...], dtype: torch.dtype, parts: int, seed: int) -> list[Tensor]:
+    """Leaves in the order of NAMES; the carried field is a transposed slice, as attention leaves it."""
+    batch, tokens, groups, heads, dim = size
+    gates = 4 * groups
+    generator = torch.Generator("cuda").manual_seed(seed)
+
+    def draw(*shape: int, scale: float = 1.0) -> Tensor:
+        return (scale * torch.randn(*shape, device="cuda", generator=generator)).to(dtype)
+
+    complexity = (2,) if parts == 2 else ()
+    tensors = [
+        draw(batch, groups, tokens, dim),
+        draw(batch, tokens, heads, 2 * dim)[..., dim:].transpose(1, 2),
+        draw(batch, tokens, gates),
+        draw(*complexity, groups, heads, scale=heads**-0.5),
+        draw(*complexity, gates, groups, scale=groups**-0.5),
+        draw(*complexity, groups, gates, scale=gates**-0.5),
+    ]
+    return [tensor.detach().requires_grad_() for tensor in tensors]
+
+
+def num_bytes(tensors: list[Tensor]) -> tuple[int, int]:
+    """Fewest bytes moved forward (inputs, result) and backward (inputs, gradient of the result, gradients of inputs)."""
+    inputs = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    result = tensors[0].numel() * tensors[0].element_size()
+    return inputs + result, 2 * inputs + result
+
+
+def milliseconds(calls: list[Callable[[], object]]) -> float:
+    """Median over REPEATS, each call with its own inputs, so that none finds them in the cache."""
+    for index in range(WARM_UP):
+        calls[index % len(calls)]()
+    times = []
+    for index in range(REPEATS):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        # keeps the device busy while the host prepares the launches that are timed
+        torch.cuda._sleep(2_000_000)
+        begin.record()
+        calls[index % len(calls)]()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end))
+    return statistics.median(times)
+
+
+def copy_rate() -> float:
+    """Bytes a second read and written by a copy of 1 GiB."""
+    source = torch.randint(-100, 100, (2**30,), dtype=torch.int8, device="cuda")
+    target = torch.empty_like(source)
+    return 2 * source.numel() / (milliseconds([lambda: target.copy_(source)]) * 1e-3)
+
+
+def differ(plain: list[Tensor], fused: list[Tensor], allowed: float) -> str:
+    """Which of the result and the gradients are off by more than allowed, relative to their norms."""
+    found = []
+    for name, one, other in zip(("result", *NAMES), plain, fused, strict=True):
+        error = ((one.double() - other.double()).norm() / one.double().norm()).item()
+        if not error <= allowed:
+            found.append(f"{name} by {error:.1e}")
+    return ", ".join(found)
+
+
+def gradients_of(
+    function: Callable[..., Tensor], tensors: list[Tensor], slope: Tensor, normalize: bool
+) -> list[Tensor]:
+    result = function(*tensors, normalize)
+    return [result, *torch.autograd.grad(result, tensors, slope)]
+
+
+def measure(
+    name: str, size: tuple[int, ...], dtype: torch.dtype, parts: int, normalize: bool, copy: float
+) -> list[dict]:
+    """One row for each version of the update."""
+    sets = [make_inputs(size, dtype, parts, seed) for seed in range(SETS)]
+    slopes = [torch.randn_like(tensors[0]) for tensors in sets]
+    versions = {
+        "plain": reference.update_field,
+        "plain, compiled": torch.compile(reference.update_field, fullgraph=True),
+        "fused": fused_update,
+    }
+    plain = gradients_of(reference.update_field, sets[0], slopes[0], normalize)
+    fused = gradients_of(fused_update, sets[0], slopes[0], normalize)
+    wrong = differ(plain, fused, 1e-4 if dtype == torch.float32 else 3e-2)
+    if wrong:
+        print(f"{name}: the fused kernels differ from plain PyTorch, so they are not timed: {wrong}")
+        return []
+    forward_bytes, backward_bytes = num_bytes(sets[0])
+    rows = []
+    for version, function in versions.items():
+        torch.compiler.reset()
+
+        def forward(tensors: list[Tensor], function: Callable[..., Tensor] = function) -> Tensor:
+            with torch.no_grad():
+                return function(*tensors, normalize)
+
+        forward_time = milliseconds([lambda t=tensors: forward(t) for tensors in sets])
+        both_time = milliseconds(
+            [
+                lambda t=tensors, s=slope, f=function: gradients_of(f, t, s, normalize)
+                for tensors, slope in zip(sets, slopes, strict=True)
+            ]
+        )
+        row = {
+            "size": name,
+            "batch, tokens, groups, heads, dim": size,
+            "dtype": str(dtype).removeprefix("torch."),
+            "complex": parts == 2,
+            "normalize": normalize,
+            "version": version,
+            "forward ms": forward_time,
+            "forward and backward ms": both_time,
+            "forward bytes": forward_bytes,
+            "forward and backward bytes": forward_bytes + backward_bytes,
+            "forward share of copy rate": forward_bytes / (forward_time * 1e-3) / copy,
+            "forward and backward share of copy rate": (forward_bytes + backward_bytes) / (both_time * 1e-3) / copy,
+        }
+        rows.append(row)
+        print(
+            f"{name:11} {row['dtype']:9} {version:16}"
+            f" forward {forward_time * 1e3:8.1f} us, {forward_bytes / 1e6:6.1f} MB,"
+            f" {100 * row['forward share of copy rate']:5.1f}% of copy |"
+            f" with backward {both_time * 1e3:8.1f} us, {row['forward and backward bytes'] / 1e6:6.1f} MB,"
+            f" {100 * row['forward and backward share of copy rate']:5.1f}% of copy",
+            flush=True,
+        )
+    return rows
+
+
+def commit() -> str:
+    found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True)
+    return found.stdout.strip() or "unknown"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, help="write all numbers to this file, as JSON")
+    parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
+    parser.add_argument("--complex", action="store_true", help="complex weights")
+    parser.add_argument("--normalize", action="store_true", help="divide by the root mean square")
+    parser.add_argument("--more", action="store_true", help="also sizes of larger models")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("this benchmark needs a CUDA device")
+    import triton
+
+    copy = copy_rate()
+    versions = f"torch {torch.__version__}, Triton {triton.__version__}"
+    print(f"{torch.cuda.get_device_name()}, {versions}: copy {copy / 1e12:.2f} TB/s")
+    rows = []
+    for name, size in (SIZES | (MORE_SIZES if options.more else {})).items():
+        rows += measure(name, size, getattr(torch, options.dtype), 2 if options.complex else 1, options.normalize, copy)
+    if options.output:
+        about = {
+            "device": torch.cuda.get_device_name(),
+            "torch": torch.__version__,
+            "triton": triton.__version__,
+            "python": platform.python_version(),
+            "commit": commit(),
+            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "copy bytes per second": copy,
+        }
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+        options.output.write_text(json.dumps({"about": about, "rows": rows}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""generate: greedy, sampled and with beams, with every cache, padded, and from embeddings."""
+
+import pytest
+import torch
+from cases import CASES, build, draw_tokens
+
+KINDS = [case for case in CASES if case not in ("rope-dynamic", "randpe-sampled")]
+NEW = 6
+
+
+def generate(model, tokens, mask=None, **settings):
+    mask = torch.ones_like(tokens) if mask is None else mask
+    return model.generate(
+        tokens, attention_mask=mask, max_new_tokens=NEW, min_new_tokens=NEW, pad_token_id=0,
+        **{"do_sample": False, **settings},
+    )  # fmt: skip
+
+
+def slowly(model, tokens):
+    """Greedy decoding without a cache."""
+    for _ in range(NEW):
+        with torch.no_grad():
+            logits = model(tokens, use_cache=False).logits[:, -1]
+        logits[:, model.generation_config.eos_token_id] = -torch.inf
+        tokens = torch.cat((tokens, logits.argmax(-1, keepdim=True)), dim=1)
+    return tokens
+
+
+@pytest.mark.parametrize("case", KINDS)
+def test_greedy(case):
+    model = build(case)
+    tokens = draw_tokens(2, 7)
+    expected = slowly(model, tokens)
+    assert torch.equal(generate(model, tokens), expected)
+    assert torch.equal(generate(model, tokens, cache_implementation="static", disable_compile=True), expected)
+
+
+@pytest.mark.parametrize("case", KINDS)
+def test_left_padding(case):
+    model = build(case)
+    short, long = draw_tokens(1, 4), draw_tokens(1, 9, seed=1)
+    batch = torch.cat((torch.nn.functional.pad(short, (5, 0)), long))
+    mask = torch.ones_like(batch)
+    mask[0, :5] = 0
+    for settings in ({}, {"cache_implementation": "static", "disable_compile": True}):
+        found = generate(model, batch, mask, **settings)[:, 9:]
+        assert torch.equal(found[:1], slowly(model, short)[:, 4:])
+        assert torch.equal(found[1:], slowly(model, long)[:, 9:])
+
+
+@pytest.mark.parametrize("case", ["tape", "tape-options", "rope", "alibi"])
+@pytest.mark.parametrize("cache", ["dynamic", "static", "offloaded", None])
+def test_beams_agree_over_caches(case, cache):
+    if cache == "offloaded" and not torch.cuda.is_available():
+        pytest.skip("offloading moves layers between an accelerator and the CPU")
+    model = build(case)
+    tokens = draw_tokens(2, 6)
+    expected = generate(model, tokens, num_beams=3, use_cache=False)
+    settings = {"use_cache": False} if cache is None else {"cache_implementation": cache, "disable_compile": True}
+    assert torch.equal(generate(model, tokens, num_beams=3, **settings), expected)
+
+
+@pytest.mark.parametrize("case", ["tape", "t5"])
+def test_sampling_is_reproducible_and_random(case):
+    model = build(case)
+    tokens = draw_tokens(2, 6)
+    drawn = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        drawn.append(generate(model, tokens, do_sample=True, top_k=0))
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2])
+
+
+def test_from_embeddings():
+    model = build("tape")
+    tokens = draw_tokens(2, 7)
+    embeddings = model.get_input_embeddings()(tokens)
+    found = model.generate(
+        inputs_embeds=embeddings, attention_mask=torch.ones_like(tokens), max_new_tokens=NEW, min_new_tokens=NEW,
+        do_sample=False,
+    )  # fmt: skip
+    assert torch.equal(found, generate(model, tokens)[:, 7:])
+
+
+def test_quantized_cache_where_its_package_is_installed():
+    pytest.importorskip("optimum.quanto", reason="transformers' quantized caches need optimum-quanto")
+    model = build("tape", dtype=torch.float32)
+    assert generate(model, draw_tokens(1, 6), cache_implementation="quantized").shape == (1, 12)
+
+
+def test_compiled_static_decoding_does_not_recompile():
+    """One graph for all steps: the length of the cache is data, not shape."""
+    model = build("tape", dtype=torch.float32)
+    tokens = draw_tokens(1, 5)
+    from transformers import StaticCache
+
+    torch._dynamo.reset()
+    graphs = []
+
+    def count(graph, _):
+        graphs.append(graph)
+        return graph
+
+    step = torch.compile(model, fullgraph=True, backend=count)
+    cache = StaticCache(config=model.config, max_cache_len=16)
+    with torch.no_grad():
+        logits = model(tokens, past_key_values=cache).logits
+        for position in range(5, 12):
+            token = logits[:, -1:].argmax(-1)
+            mask = (torch.arange(16) <= position)[None, None, None]
+            logits = step(
+                token, attention_mask=mask, position_ids=torch.tensor([[position]]), past_key_values=cache
+            ).logits
+    assert len(graphs) == 1

@@ -1,0 +1,120 @@
+"""What a forward can return beside logits, and what else transformers expects of a model."""
+
+import pytest
+import torch
+from cases import CASES, VOCAB, build, draw_tokens, gap, tiny_config
+
+from equitape import EquitapeForCausalLM, EquitapeForSequenceClassification, EquitapeForTokenClassification
+
+TOKENS = draw_tokens(2, 7)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_attentions_and_hidden_states(case):
+    model = build(case)
+    model.set_attn_implementation("eager")
+    output = model(TOKENS, output_attentions=True, output_hidden_states=True)
+    assert len(output.attentions) == 3
+    for weights in output.attentions:
+        assert weights.shape == (2, 4, 7, 7)
+        assert gap(weights.sum(-1), torch.ones(2, 4, 7)) < 1e-9
+        assert weights.triu(1).abs().max() == 0
+    assert [tuple(state.shape) for state in output.hidden_states] == [(2, 7, 32)] * 4
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_position_states(case):
+    model = build(case)
+    output = model(TOKENS, output_position_states=True)
+    if not model.model.encoding.has_field:
+        assert output.position_states is None
+        return
+    assert [tuple(state.shape) for state in output.position_states] == [(2, 2, 7, 8)] * 3
+    if "sampled" not in case and "fourier" not in case:
+        # the first layer turns by the plain phasors: position 0 is one
+        start = output.position_states[0][:, :, 0]
+        assert gap(start, torch.cat((torch.ones(2, 2, 4), torch.zeros(2, 2, 4)), -1)) < 1e-12
+
+
+def test_position_states_by_configuration():
+    model = build("tape", output_position_states=True)
+    assert len(model(TOKENS).position_states) == 3
+    assert build("tape")(TOKENS).position_states is None
+
+
+def test_looped_depth_injects_the_input():
+    """Two loops of two blocks, written out by hand."""
+    model = build("nope", num_hidden_layers=4, num_loops=2)
+    once = build("nope", num_hidden_layers=2)
+    once.load_state_dict(model.state_dict())
+    embeddings = model.get_input_embeddings()(TOKENS)
+    last = {}
+    handle = once.model.layers[1].register_forward_hook(lambda *hook: last.update(x=hook[2][0]))
+    once(inputs_embeds=embeddings)
+    once(inputs_embeds=last["x"] + embeddings)
+    handle.remove()
+    assert gap(model(TOKENS).logits, once.lm_head(once.model.norm(last["x"]))) < 1e-10
+
+
+def test_logits_to_keep():
+    model = build("tape")
+    every = model(TOKENS).logits
+    assert gap(model(TOKENS, logits_to_keep=2).logits, every[:, -2:]) < 1e-12
+    assert gap(model(TOKENS, logits_to_keep=torch.tensor([1, 4])).logits, every[:, [1, 4]]) < 1e-12
+
+
+def test_loss_is_cross_entropy_of_the_next_token():
+    model = build("tape", dtype=torch.float32)
+    output = model(TOKENS, labels=TOKENS)
+    expected = torch.nn.functional.cross_entropy(output.logits[:, :-1].reshape(-1, VOCAB), TOKENS[:, 1:].reshape(-1))
+    torch.testing.assert_close(output.loss, expected)
+
+
+def test_classifiers():
+    config = tiny_config("tape", num_labels=3)
+    assert EquitapeForSequenceClassification(config)(TOKENS).logits.shape == (2, 3)
+    assert EquitapeForTokenClassification(config)(TOKENS).logits.shape == (2, 7, 3)
+
+
+def test_resizing_embeddings():
+    model = build("tape", dtype=torch.float32)
+    before = model(TOKENS).logits
+    model.resize_token_embeddings(VOCAB + 5)
+    after = model(TOKENS).logits
+    assert after.shape[-1] == VOCAB + 5
+    assert gap(after[..., :VOCAB], before) < 1e-6
+
+
+def test_meta_device_then_weights(tmp_path):
+    model = build("tape", dtype=torch.float32)
+    with torch.device("meta"):
+        empty = EquitapeForCausalLM(model.config)
+    assert all(p.is_meta for p in empty.parameters())
+    assert not list(empty.buffers())
+    empty.load_state_dict(model.state_dict(), assign=True)
+    assert torch.equal(empty.eval()(TOKENS).logits, model(TOKENS).logits)
+    model.save_pretrained(tmp_path)
+    placed = EquitapeForCausalLM.from_pretrained(tmp_path, device_map={"": "cpu"})
+    assert torch.equal(placed(TOKENS).logits, model(TOKENS).logits)
+
+
+def test_device_map_over_disk(tmp_path):
+    """Layers offloaded to disk: accelerate's hooks move tokens, state and positions with the layers."""
+    model = build("tape", dtype=torch.float32)
+    model.save_pretrained(tmp_path / "model")
+    places = {"model.embed_tokens": "cpu", "model.layers.0": "cpu", "model.layers.1": "disk", "model.layers.2": "cpu",
+              "model.norm": "cpu", "lm_head": "cpu", "model.encoding": "cpu"}  # fmt: skip
+    spread = EquitapeForCausalLM.from_pretrained(
+        tmp_path / "model", device_map=places, offload_folder=tmp_path / "offload"
+    )
+    assert gap(spread(TOKENS).logits, model(TOKENS).logits) < 1e-6
+
+
+@pytest.mark.parametrize("case", ["tape", "fire", "rope"])
+def test_autocast(case):
+    model = build(case, dtype=torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output = model(TOKENS, labels=TOKENS)
+    output.loss.backward()
+    assert gap(output.logits, model(TOKENS).logits) < 0.5
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters())
