@@ -3,8 +3,8 @@
     python benchmarks/field_update.py --output field_update.json
 
 For every size the result and gradients of the fused kernels are first compared with the plain version's; a size where
-they differ is not timed. Bytes are the fewest the update can move: every input read once, every output written once. Rates stand
-beside that of a copy from device memory to device memory, measured in the same run.
+they differ is not timed. Bytes are the fewest the update can move: every input read once, every output written once.
+Rates stand beside that of a copy from device memory to device memory, measured in the same run.
 """
 
 import argparse
@@ -58,7 +58,7 @@ def make_inputs(size: tuple[int, ...], dtype: torch.dtype, parts: int, seed: int
 
 
 def num_bytes(tensors: list[Tensor]) -> tuple[int, int]:
-    """Fewest bytes moved forward (inputs, result) and backward (inputs, gradient of the result, gradients of inputs)."""
+    """Fewest bytes moved forward (inputs, result) and backward (inputs, gradients of the result and of inputs)."""
     inputs = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     result = tensors[0].numel() * tensors[0].element_size()
     return inputs + result, 2 * inputs + result

@@ -4,6 +4,7 @@ from .encodings import available_encodings, register_encoding
 from .model import (
     EquitapeConfig,
     EquitapeForCausalLM,
+    EquitapeForQuestionAnswering,
     EquitapeForSequenceClassification,
     EquitapeForTokenClassification,
     EquitapeModel,
@@ -13,6 +14,7 @@ from .version import __version__
 __all__ = [
     "EquitapeConfig",
     "EquitapeForCausalLM",
+    "EquitapeForQuestionAnswering",
     "EquitapeForSequenceClassification",
     "EquitapeForTokenClassification",
     "EquitapeModel",

@@ -73,7 +73,8 @@ def train(model: EquitapeForCausalLM, settings: DemoSettings, progress: Progress
 def evaluate(model: EquitapeForCausalLM, settings: DemoSettings) -> tuple[float, float]:
     """Exact match averaged over operand sizes seen in training, and over sizes of which at least one was not."""
     generator = torch.Generator().manual_seed(settings.seed + 1)
-    inside, outside = [], []
+    inside: list[float] = []
+    outside: list[float] = []
     for left in range(1, settings.tested_digits + 1):
         for right in range(1, settings.tested_digits + 1):
             score = addition.exact_match(model, left, right, settings.samples, generator)
@@ -94,7 +95,12 @@ def run(settings: DemoSettings, console: Console) -> None:
     table.add_column("training", justify="right")
     table.add_column(f"up to {reach} digits (trained)", justify="right")
     table.add_column(f"up to {beyond} digits (not trained)", justify="right")
-    columns = (TextColumn("{task.description:>10}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[loss]}"))
+    columns = (
+        TextColumn("{task.description:>10}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[loss]}"),
+    )
     models = {}
     with Progress(*columns, TimeRemainingColumn(), console=console) as progress:
         for kind in settings.encodings:

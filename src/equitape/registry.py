@@ -47,7 +47,7 @@ class Registry(Generic[T]):
         if isinstance(entry, str):
             module, _, attribute = entry.partition(":")
             entry = self._entries[name] = getattr(import_module(module), attribute)
-        return entry  # type: ignore[return-value]
+        return entry
 
     def __contains__(self, name: object) -> bool:
         return name in self._entries

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from cases import CASES, build, draw_tokens, gap
 
 DETERMINISTIC = [case for case in CASES if "sampled" not in case]

@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-from cases import CASES, build, draw_tokens, gap
 from transformers import DynamicCache, StaticCache
+
+from cases import CASES, build, draw_tokens, gap
 
 CACHEABLE = [case for case in CASES if case not in ("rope-dynamic", "randpe-sampled")]
 

@@ -4,10 +4,10 @@ import json
 
 import pytest
 import torch
-from cases import CASES, build, draw_tokens
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from cases import CASES, build, draw_tokens
 from equitape import EquitapeForCausalLM, EquitapeForSequenceClassification, EquitapeModel
 
 

@@ -1,7 +1,6 @@
 """The table of cases covers what is registered."""
 
 from cases import CASES
-
 from equitape import available_encodings
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from cases import CASES, build, draw_tokens, gap
 
 FAR = 1_000_000

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from cases import CASES, build, draw_tokens, gap
 
+from cases import CASES, build, draw_tokens, gap
 from equitape import EquitapeForCausalLM
 
 DETERMINISTIC = [case for case in CASES if "sampled" not in case]

@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
-from cases import build, draw_tokens, gap, tiny_config
 
+from cases import build, draw_tokens, gap, tiny_config
 from equitape.encodings import Geometry, Positions
 from equitape.encodings.base import ENCODINGS
 

@@ -4,10 +4,10 @@ import math
 
 import pytest
 import torch
-from cases import build, draw_tokens, gap
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 from transformers.models.t5.modeling_t5 import T5Attention
 
+from cases import build, draw_tokens, gap
 from equitape.encodings import Geometry, Positions
 from equitape.encodings.alibi import slopes
 from equitape.encodings.base import ENCODINGS

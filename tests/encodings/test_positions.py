@@ -17,9 +17,7 @@ from equitape.encodings.positions import (
 CPU = torch.device("cpu")
 rows_of_bits = st.integers(1, 3).flatmap(
     lambda rows: st.integers(1, 12).flatmap(
-        lambda width: st.lists(
-            st.lists(st.booleans(), min_size=width, max_size=width), min_size=rows, max_size=rows
-        )
+        lambda width: st.lists(st.lists(st.booleans(), min_size=width, max_size=width), min_size=rows, max_size=rows)
     )
 )
 

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from cases import build, draw_tokens, encoding_of, gap, tiny_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cases import build, draw_tokens, encoding_of, gap, tiny_config
 from equitape import EquitapeForCausalLM
 from equitape.encodings.frequencies import multiply
 from equitape.kernels.reference import update_field
@@ -79,9 +79,7 @@ def test_permuting_tokens_ids_and_mask_permutes_outputs(case, order):
     order = torch.tensor(order)
     with torch.no_grad():
         expected = model(tokens, position_ids=ids, attention_mask=mask).logits
-        found = model(
-            tokens[:, order], position_ids=ids[:, order], attention_mask=mask[:, :, order][..., order]
-        ).logits
+        found = model(tokens[:, order], position_ids=ids[:, order], attention_mask=mask[:, :, order][..., order]).logits
     assert gap(found, expected[:, order]) < 1e-10
 
 
@@ -180,13 +178,13 @@ def test_normalised_field_has_unit_mean_square():
     assert (2 * plain.square().mean(-1) - 1).abs().max() > 0.1
 
 
-@pytest.mark.parametrize(
-    ("layers", "updating"), [("all", {0, 1, 2}), ("last_half", {2}), ([0, 2], {0, 2}), ([1], {1})]
-)
+@pytest.mark.parametrize(("layers", "updating"), [("all", {0, 1, 2}), ("last_half", {2}), ([0, 2], {0, 2}), ([1], {1})])
 def test_chosen_blocks_update(layers, updating):
     model = build("tape", {"layers": layers}, num_hidden_layers=4)
     with_weights = {
-        int(name.split(".")[2]) for name, _ in model.named_parameters() if name.startswith("model.layers") and "encoding" in name
+        int(name.split(".")[2])
+        for name, _ in model.named_parameters()
+        if name.startswith("model.layers") and "encoding" in name
     }
     assert with_weights == updating
     states = model(draw_tokens(1, 8), output_position_states=True).position_states
@@ -218,7 +216,9 @@ def test_source_of_the_gate(source):
 
 def test_fourier_start_depends_on_its_seed_and_on_nothing_else():
     first, again, other = (
-        build("tape", {"init": "fourier", "seed": seed})(draw_tokens(1, 6), output_position_states=True).position_states[0]
+        build("tape", {"init": "fourier", "seed": seed})(
+            draw_tokens(1, 6), output_position_states=True
+        ).position_states[0]
         for seed in (0, 0, 1)
     )
     assert torch.equal(first, again)
@@ -235,9 +235,7 @@ def test_number_of_parameters_is_the_papers():
         "num_attention_heads": 12, "num_key_value_heads": 12,
     }  # fmt: skip
     with torch.device("meta"):
-        more, fewer = (
-            EquitapeForCausalLM(tiny_config(kind, **sizes)).num_parameters() for kind in ("tape", "rope")
-        )
+        more, fewer = (EquitapeForCausalLM(tiny_config(kind, **sizes)).num_parameters() for kind in ("tape", "rope"))
     groups, mixer = 12, 48
     assert more - fewer == 11 * (768 * mixer + 2 * mixer * groups + groups * groups)
     assert round((more - fewer) / 1e6, 2) == 0.42

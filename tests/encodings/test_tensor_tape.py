@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from cases import build, draw_tokens, gap, tiny_config
 
+from cases import build, draw_tokens, gap, tiny_config
 from equitape.encodings import Geometry, Positions
 from equitape.encodings.base import ENCODINGS
 
@@ -39,8 +39,7 @@ def test_scores_as_equation_6(channels, components, init):
 
 def test_rope_start_is_rope():
     tensor, rope = build("tensor_tape"), build("rope")
-    weights = {name: weight for name, weight in rope.state_dict().items()}
-    tensor.load_state_dict({**tensor.state_dict(), **weights})
+    tensor.load_state_dict({**tensor.state_dict(), **rope.state_dict()})
     for layer in tensor.model.layers[:-1]:
         torch.nn.init.zeros_(layer.self_attn.encoding.carry)
         torch.nn.init.zeros_(layer.self_attn.encoding.mix_out)

@@ -158,7 +158,7 @@ def test_sizes(device, sizes, parts):
         {"groups": 3, "heads": 9, "dim": 64},
         {"groups": 16, "heads": 16, "dim": 128},
         {"groups": 8, "heads": 32, "dim": 80},
-        {"groups": 32, "heads": 32, "dim": 256},
+        {"groups": 16, "heads": 32, "dim": 256},
     ],
     ids=lambda sizes: "-".join(f"{name}{size}" for name, size in sizes.items()),
 )
@@ -353,7 +353,8 @@ def test_choice_on_cuda(monkeypatch):
     ("change", "complaint"),
     [
         ({"dim": 8}, "head dimension 8 is not from 16 to 256"),
-        ({"groups": 1, "heads": 33}, "33 heads, more than 32"),
+        ({"groups": 33, "gates": 4}, "33 key-value heads, more than 32"),
+        ({"groups": 1, "heads": 33, "parts": 2}, "33 query heads, more than 32"),
         ({"gates": 129}, "129 gates, more than 128"),
     ],
 )

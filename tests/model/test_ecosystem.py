@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from cases import VOCAB, build, draw_tokens, gap, tiny_config
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import Trainer, TrainingArguments
 
+from cases import VOCAB, build, draw_tokens, gap, tiny_config
 from equitape import EquitapeForCausalLM
 from equitape.encodings.base import ENCODINGS
 

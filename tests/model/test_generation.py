@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from cases import CASES, build, draw_tokens
 
 KINDS = [case for case in CASES if case not in ("rope-dynamic", "randpe-sampled")]

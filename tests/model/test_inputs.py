@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from cases import build, draw_tokens, tiny_config
 from torch.nn.attention.flex_attention import create_block_mask
 from transformers import DynamicCache
 
+from cases import build, draw_tokens, tiny_config
 from equitape import EquitapeConfig, EquitapeForCausalLM
 from equitape.encodings import Positions
 from equitape.model.attention import AttentionView, attend
@@ -60,14 +60,18 @@ def test_tokens_or_embeddings():
 
 
 def test_position_ids():
-    refused(r"position_ids has shape \[2, 5\]; it must be \[2, 6\]", input_ids=TOKENS, position_ids=torch.zeros(2, 5).long())
+    refused(
+        r"position_ids has shape \[2, 5\]; it must be \[2, 6\]", input_ids=TOKENS, position_ids=torch.zeros(2, 5).long()
+    )
     refused(r"shape \[6\]", input_ids=TOKENS, position_ids=torch.arange(6))
     refused("position_ids holds -3; ids start at 0", input_ids=TOKENS, position_ids=torch.arange(6)[None] - 3)
     refused("ids are integers", input_ids=TOKENS, position_ids=torch.arange(6.0)[None])
 
 
 def test_masks():
-    refused(r"attention_mask has shape \[2, 5\]; it must be \[2, 6\]", input_ids=TOKENS, attention_mask=torch.ones(2, 5))
+    refused(
+        r"attention_mask has shape \[2, 5\]; it must be \[2, 6\]", input_ids=TOKENS, attention_mask=torch.ones(2, 5)
+    )
     refused(r"shape \[6\]", input_ids=TOKENS, attention_mask=torch.ones(6))
     refused(r"a 4D mask must be \[2, 1, 6, keys\]", input_ids=TOKENS, attention_mask=torch.ones(2, 1, 5, 5))
     refused(

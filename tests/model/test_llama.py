@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from cases import VOCAB, build, draw_tokens, gap, tiny_config
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -14,6 +13,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from cases import VOCAB, build, draw_tokens, gap, tiny_config
 from equitape import EquitapeForCausalLM
 
 SIZES = {
@@ -108,9 +108,7 @@ def test_qwen2_with_biases_on_q_k_v_and_windows_in_some_layers():
             layer_types=["full_attention", "sliding_attention", "full_attention"],
         )
     )  # fmt: skip
-    assert_equal_logits(
-        theirs, attention_bias=True, attention_output_bias=False, sliding_window=7, sliding_layers=[1]
-    )
+    assert_equal_logits(theirs, attention_bias=True, attention_output_bias=False, sliding_window=7, sliding_layers=[1])
 
 
 def test_qwen3_with_norms_on_queries_and_keys():

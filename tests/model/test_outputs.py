@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from cases import CASES, VOCAB, build, draw_tokens, gap, tiny_config
 
+from cases import CASES, VOCAB, build, draw_tokens, gap, tiny_config
 from equitape import EquitapeForCausalLM, EquitapeForSequenceClassification, EquitapeForTokenClassification
 
 TOKENS = draw_tokens(2, 7)

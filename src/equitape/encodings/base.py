@@ -1,8 +1,8 @@
 """The interface of a positional encoding. Every hook does nothing here: that is NoPE.
 
 An encoding is two modules. `PositionalEncoding` belongs to the model: it maps ids, adds to the embeddings, makes the
-positional state of a forward. `LayerEncoding` belongs to a block: it turns queries and keys by the state, biases scores,
-and updates the state. The state is one plain tensor, handed from block to block as an argument and a result, never kept.
+positional state of a forward. `LayerEncoding` belongs to a block: it turns queries and keys by the state, biases
+scores, and updates the state. The state is one plain tensor, handed from block to block as argument and result.
 
 Shapes: B batch, N tokens, K keys, H query heads, G key-value heads, D head dimension, C hidden size.
 """

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from .base import LayerEncoding, PositionalEncoding, register_encoding
-from .options import Geometry, Options
+from .options import Options
 from .positions import Positions
 
 
@@ -23,7 +23,7 @@ class CoPEOptions(Options):
 
 
 class CoPELayer(LayerEncoding):
-    """p_ij = sum_{t=j..i} sigmoid(scale q_i k_t); the score gains scale q_i e[p_ij], e interpolated between integers."""
+    """p_ij = sum_{t=j..i} sigmoid(scale q_i k_t); the score gains scale q_i e[p_ij], e linear between integers."""
 
     def __init__(self, options: CoPEOptions, head_dim: int):
         super().__init__()

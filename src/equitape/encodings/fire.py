@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from .base import LayerEncoding, PositionalEncoding, register_encoding
 from .frequencies import position_dtype
-from .options import Geometry, Options
+from .options import Options
 from .positions import Positions
 
 

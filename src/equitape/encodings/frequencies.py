@@ -145,7 +145,7 @@ def phasors(ids: Tensor, frequencies: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def multiply(x: Tensor, phasor: Tensor) -> Tensor:
-    """Complex product of fields held half-split, real parts first. x [B, H, N, D], phasor [B, G or 1, N, D] -> x's shape.
+    """Complex product of fields held half-split, real parts first: x [B, H, N, D], phasor [B, G or 1, N, D] -> like x.
 
     Query head h is turned by the phasor of its key-value head h // (H / G).
     """

@@ -56,7 +56,7 @@ def _convert(value: Any, hint: Any, where: str) -> Any:
             return float(value)
         plain = get_origin(kind) or kind
         if isinstance(plain, type) and isinstance(value, plain) and (plain is bool or not isinstance(value, bool)):
-            return tuple(value) if plain is list else value
+            return value
         if plain is tuple and isinstance(value, list):
             return tuple(value)
     names = " or ".join(getattr(kind, "__name__", str(kind)) for kind in alternatives)

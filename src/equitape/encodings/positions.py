@@ -34,7 +34,7 @@ def index_runs(segment_ids: Tensor, valid: Tensor | None) -> Tensor:
 
 
 def runs_from_restarts(ids: Tensor) -> Tensor:
-    """Runs of a packed row told from its ids alone: a new one starts wherever the id does not grow. [B, N] -> [B, N]."""
+    """Runs of a packed row told from its ids: a new one starts wherever the id does not grow. [B, N] -> [B, N]."""
     restart = torch.zeros_like(ids)
     restart[:, 1:] = (ids[:, 1:] <= ids[:, :-1]).long()
     return restart.cumsum(-1)

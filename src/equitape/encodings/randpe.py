@@ -68,9 +68,7 @@ class RandPE(PositionalEncoding):
         return positions._replace(ids=draw.sort(-1).values)
 
     def begin(self, positions: Positions, dtype: torch.dtype) -> Tensor:
-        frequencies = inverse_frequencies(
-            self.geometry.head_dim, self.options.theta, Scaling(), positions.ids.device
-        )
+        frequencies = inverse_frequencies(self.geometry.head_dim, self.options.theta, Scaling(), positions.ids.device)
         return phasors(positions.ids, frequencies, dtype)
 
     def layer(self, index: int) -> LayerEncoding:

@@ -17,7 +17,7 @@ class SinusoidalOptions(Options):
 
     theta: float = 10000.0
     amplitude: float = 0.02
-    """Height of the waves: that of freshly made embeddings here. The original scales embeddings up to the waves instead."""
+    """Height of the waves: that of freshly made embeddings. The original scales embeddings up to the waves instead."""
 
     def check(self, geometry: Geometry) -> None:
         if self.theta <= 1.0:

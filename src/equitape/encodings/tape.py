@@ -51,7 +51,7 @@ class TapeOptions(Options):
     mixer_size: int | None = None
     """I; four times the number of key-value heads when left out."""
     source: str = "attention"
-    """What psi reads: the normalised features after "attention", as the paper says, or the "mlp" output, as its code does."""
+    """What psi reads: the normalised features after "attention", as the paper says, or the "mlp" output, as its code."""
     normalize: bool = False
     """Divide the field of every token and head by its root mean square over frequencies after each update."""
     complex_mixing: bool = False
@@ -66,7 +66,9 @@ class TapeOptions(Options):
         if self.source not in SOURCES:
             raise ValueError(f"Encoding 'tape' has no source {self.source!r}.{describe_choices(self.source, SOURCES)}")
         if self.scaling.kind == "dynamic":
-            raise ValueError("Encoding 'tape' carries its field through the cache, so its scaling cannot be 'dynamic'; use 'ntk'.")
+            raise ValueError(
+                "Encoding 'tape' carries its field in the cache, so its scaling cannot be 'dynamic'; use 'ntk'."
+            )
         if self.init == "fourier" and self.scaling.kind not in ("default", "linear"):
             raise ValueError(
                 f"Encoding 'tape' with init 'fourier' has random frequencies, which the scaling {self.scaling.kind!r} does "
@@ -86,7 +88,9 @@ def updating_blocks(layers: str | tuple[int, ...], geometry: Geometry) -> set[in
     if layers == "last_half":
         return set(range(blocks // 2, readable))
     if isinstance(layers, str):
-        raise ValueError(f"Encoding 'tape' has no layers {layers!r}; say 'all', 'last_half' or a list of block indices.")
+        raise ValueError(
+            f"Encoding 'tape' has no layers {layers!r}; say 'all', 'last_half' or a list of block indices."
+        )
     wrong = sorted(index for index in layers if not (isinstance(index, int) and 0 <= index < readable))
     if wrong:
         raise ValueError(
@@ -97,7 +101,7 @@ def updating_blocks(layers: str | tuple[int, ...], geometry: Geometry) -> set[in
 
 
 def draw_fourier_features(options: TapeOptions, geometry: Geometry) -> tuple[list[float], list[list[float]]]:
-    """Frequencies [M], log-uniform from 1 down to 1 / theta, and complex amplitudes [G, D] of mean square 1, by the seed."""
+    """Frequencies [M], log-uniform from 1 down to 1 / theta, and complex amplitudes [G, D] of mean square 1."""
     draw = random.Random(options.seed)
     factor = options.scaling.factor if options.scaling.kind == "linear" else 1.0
     frequencies = [options.theta ** -draw.random() / factor for _ in range(geometry.head_dim // 2)]

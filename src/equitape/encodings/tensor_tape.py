@@ -3,7 +3,7 @@
 Readable, slower, and independent of the phasor form: it serves as the oracle for it and for the paper's ablations
 (docs/encodings/tensor_tape.md).
 
-Shapes: B batch, N tokens, H query heads, G key-value heads, M = D / L blocks of L channels, R components, I mixer size.
+Shapes: B batch, N tokens, H query heads, G key-value heads, M = D / L blocks of L channels, R components.
 The state is [B, G, N, M * L * R]. Channel l of block m is number l * M + m of the head, the half-split layout for L = 2.
 """
 
@@ -66,13 +66,13 @@ class TensorTapeOptions(Options):
             )
         if self.init == "rope" and (self.channels, self.components) != (2, 2):
             raise ValueError(
-                f"Encoding 'tensor_tape' starts as RoPE only with channels=2 and components=2; they are {self.channels} "
-                f"and {self.components}. Use init='fourier'."
+                f"Encoding 'tensor_tape' starts as RoPE only with channels=2 and components=2; they are "
+                f"{self.channels} and {self.components}. Use init='fourier'."
             )
 
 
 def draw_fourier_features(options: TensorTapeOptions, blocks: int) -> tuple[list, list]:
-    """Frequencies [M, R/2], log-uniform from 1 down to 1 / theta, and amplitudes sqrt(2/R) w [M, L, R/2], by the seed."""
+    """Frequencies [M, R/2], log-uniform from 1 down to 1 / theta, and amplitudes sqrt(2/R) w [M, L, R/2]."""
     draw = random.Random(options.seed)
     pairs = (options.components + 1) // 2
     scale = math.sqrt(2 / options.components)
@@ -143,12 +143,14 @@ class TensorTapeLayer(LayerEncoding):
 
     def _contract(self, x: Tensor, tensors: Tensor) -> Tensor:
         tensors = tensors.repeat_interleave(x.shape[1] // tensors.shape[1], dim=1)
-        return torch.einsum("bhnlm,bhnmlr->bhnrm", x.unflatten(-1, (-1, self.blocks)), tensors.expand(x.shape[0], -1, -1, -1, -1, -1)).flatten(3)
+        return torch.einsum(
+            "bhnlm,bhnmlr->bhnrm", x.unflatten(-1, (-1, self.blocks)), tensors.expand(x.shape[0], -1, -1, -1, -1, -1)
+        ).flatten(3)
 
 
 @register_encoding("tensor_tape")
 class TensorTape(PositionalEncoding):
-    """e[m] = [[cos, sin], [-sin, cos]] at the start: transposed against the paper, to turn the way Llama's RoPE turns."""
+    """e[m] = [[cos, sin], [-sin, cos]] at the start: the paper's transposed, to turn the way Llama's RoPE turns."""
 
     options_class = TensorTapeOptions
     options: TensorTapeOptions
@@ -175,7 +177,9 @@ class TensorTape(PositionalEncoding):
             cos, sin = angles.cos(), angles.sin()
             tensors = torch.stack((torch.stack((cos, sin), -1), torch.stack((-sin, cos), -1)), -2)
         else:
-            frequencies, amplitudes = (torch.tensor(drawn, device=device, dtype=exact) for drawn in self.fourier_features)
+            frequencies, amplitudes = (
+                torch.tensor(drawn, device=device, dtype=exact) for drawn in self.fourier_features
+            )
             angles = positions.ids[..., None, None].to(exact) * frequencies
             waves = torch.stack((angles.cos(), angles.sin()), -1).unsqueeze(-3)
             tensors = (waves * amplitudes[..., None]).flatten(-2)[..., : self.options.components]

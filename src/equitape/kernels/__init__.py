@@ -17,8 +17,9 @@ __all__ = ["update_field"]
 
 CHOICES = ("auto", "reference", "triton")
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-# what the kernels keep of one token in a warp's registers and shared memory grows with these
-MAX_HEADS = 32
+# what the kernels keep of one token in a warp's registers and shared memory grows with these; complex weights count twice
+MAX_GROUPS = 32
+MAX_HEADS = 64
 MAX_GATES = 128
 HEAD_DIMS = (16, 256)
 
@@ -92,13 +93,18 @@ def _obstacle(field: Tensor, carried: Tensor | None, gate: Tensor | None, *weigh
         return "a tensor is not bfloat16, float16 or float32"
     if len(dtypes) > 1 and not torch.is_autocast_enabled(field.device.type):
         return "the tensors differ in dtype outside autocast"
-    if len({weight.dim() for weight in weights if weight is not None}) > 1:
+    axes = {weight.dim() for weight in weights if weight is not None}
+    if len(axes) > 1:
         return "some weights are real and some complex"
-    heads = max(tensor.shape[1] for tensor in (field, carried) if tensor is not None)
-    if heads > MAX_HEADS:
-        return f"there are {heads} heads, more than {MAX_HEADS}"
-    if gate is not None and gate.shape[2] > MAX_GATES:
-        return f"there are {gate.shape[2]} gates, more than {MAX_GATES}"
+    parts = 2 if 3 in axes else 1
+    counts = (
+        (field.shape[1], MAX_GROUPS, "key-value heads"),
+        (carried.shape[1] if carried is not None else 0, MAX_HEADS, "query heads"),
+        (gate.shape[2] if gate is not None else 0, MAX_GATES, "gates"),
+    )
+    for count, limit, name in counts:
+        if parts * count > limit:
+            return f"there are {count} {name}, more than {limit // parts}"
     if not HEAD_DIMS[0] <= field.shape[3] <= HEAD_DIMS[1]:
         return f"the head dimension {field.shape[3]} is not from {HEAD_DIMS[0]} to {HEAD_DIMS[1]}"
     return None

@@ -19,7 +19,7 @@ def update_field(
     mix_out: Tensor | None,
     normalize: bool = False,
 ) -> Tensor:
-    """z' = z + W_a c, then z'' = z' + W_2 diag(psi) W_1 z', then z'' / rms(z'') if asked.
+    """Z' = z + W_a c, then z'' = z' + W_2 diag(psi) W_1 z', then z'' / rms(z'') if asked.
 
     field: [B or 1, G, N, D]; carried: [B, H, N, D] with carry [G, H], or both None; gate: [B, N, I] with mix_in [I, G] and
     mix_out [G, I], or all None. Returns [B, G, N, D].

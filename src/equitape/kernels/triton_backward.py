@@ -310,7 +310,7 @@ def backward(
         EXACT=update.exact(field),
         EXACT_GRADIENT=update.exact(gradient) and not normalize,
         WANTS_FIELD=wants_field,
-        **update.constants(CHUNK, num_fields=2),
+        **update.constants(CHUNK, num_fields=2, device=field.device),
     )
     sum_kernel[(triton.cdiv(size, SUM_COLUMNS),)](
         *weight_gradients,

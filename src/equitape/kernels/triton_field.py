@@ -29,9 +29,6 @@ UNIT = 16
 # a token is one element of a batched product, and one warp's work
 WARPS = 4
 
-# of shared memory for one tile of tokens on its way: leaves room for two programs a processor
-SHARED_BYTES = 49152
-
 # the interpreter multiplies the bits of bfloat16 as integers, and cuts off where a device rounds
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
@@ -82,7 +79,7 @@ class Update:
         """A tile is as many tokens of one sequence as a program has warps."""
         return self.batch * triton.cdiv(self.tokens, WARPS)
 
-    def constants(self, chunk: int, num_fields: int) -> dict[str, Any]:
+    def constants(self, chunk: int, num_fields: int, device: torch.device) -> dict[str, Any]:
         """What the kernels know when they are compiled.
 
         chunk: how many elements of a token's field a warp holds at a time; num_fields: how many tensors [B, G, N, D]
@@ -90,6 +87,8 @@ class Update:
         """
         rows = self._padded(self.groups) * num_fields + self._padded(self.heads) * self.has_carry
         tile_bytes = WARPS * rows * self.parts * self.dim * self.compute.itemsize
+        # two tiles on their way, for one program or the other of a processor's two
+        room = shared_memory(device) // 4
         channels = chunk // (self.parts * self._padded(max(self.groups, self.heads)))
         return {
             "PARTS": self.parts,
@@ -107,7 +106,7 @@ class Update:
             "COMPUTE": LANGUAGE_TYPES[self.compute],
             "num_warps": WARPS,
             # tiles under way at a time
-            "num_stages": 3 if tile_bytes <= SHARED_BYTES else 2 if tile_bytes <= 2 * SHARED_BYTES else 1,
+            "num_stages": 3 if tile_bytes <= room else 2 if tile_bytes <= 2 * room else 1,
         }
 
     def _padded(self, count: int) -> int:
@@ -126,6 +125,13 @@ def num_programs(device: torch.device, num_tiles: int, per_processor: int) -> in
         # the interpreter: few enough that a program sees several tiles
         limit = 2
     return max(1, min(limit, num_tiles))
+
+
+def shared_memory(device: torch.device) -> int:
+    """Bytes of shared memory a program may have."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+    return 0
 
 
 def contiguous(weight: Tensor | None) -> Tensor | None:

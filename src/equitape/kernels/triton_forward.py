@@ -132,5 +132,5 @@ def forward(
         NORMALIZE=normalize,
         EPSILON=EPSILON,
         EXACT=update.exact(field),
-        **update.constants(CHUNK, num_fields=1),
+        **update.constants(CHUNK, num_fields=1, device=field.device),
     )

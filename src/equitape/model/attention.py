@@ -76,7 +76,8 @@ class EquitapeAttention(nn.Module):
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Returns the output [B, N, C], the attention weights where the implementation has them, and what attention
-        carried of the encoding's columns, [B, H, N, E] or None."""
+        carried of the encoding's columns, [B, H, N, E] or None.
+        """
         shape = (*hidden_states.shape[:-1], -1, self.head_dim)
         query = self.q_proj(hidden_states).view(shape)
         key = self.k_proj(hidden_states).view(shape)
@@ -147,8 +148,7 @@ def eager_attention(
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor]:
     """Attention written out, which also returns its weights [B, H, N, K]."""
-    batch, heads, num_tokens, _ = query.shape
-    groups = key.shape[1]
+    heads, groups = query.shape[1], key.shape[1]
     grouped = query.unflatten(1, (groups, heads // groups))
     scores = torch.einsum("bgrnd,bgkd->bgrnk", grouped, key).flatten(1, 2) * scaling
     if attention_mask is not None:

@@ -28,7 +28,7 @@ class EquitapeMLP(nn.Module):
 
 
 class EquitapeDecoderLayer(GradientCheckpointingLayer):
-    """(tokens, state) -> (tokens, state). Both are positional arguments: checkpointing drops gradients of keyword ones."""
+    """(tokens, state) -> (tokens, state), both positional: checkpointing drops the gradients of keyword arguments."""
 
     def __init__(self, config: EquitapeConfig, layer_idx: int, encoding: LayerEncoding):
         super().__init__()

@@ -22,8 +22,8 @@ def check_position_ids(position_ids: Tensor | None, x: Tensor) -> None:
     batch, num_tokens = x.shape[:2]
     if position_ids.dim() != 2 or position_ids.shape[0] not in (1, batch) or position_ids.shape[1] != num_tokens:
         raise ValueError(
-            f"position_ids has shape {list(position_ids.shape)}; it must be [{batch}, {num_tokens}] (or [1, {num_tokens}]), "
-            f"one id for every token."
+            f"position_ids has shape {list(position_ids.shape)}; it must be [{batch}, {num_tokens}] or "
+            f"[1, {num_tokens}], one id for every token."
         )
     if position_ids.is_floating_point():
         raise ValueError(f"position_ids is {position_ids.dtype}; ids are integers, use torch.long.")
@@ -39,11 +39,13 @@ def check_segments(segment_ids: Tensor | None, x: Tensor, past: Cache | None) ->
     batch, num_tokens = x.shape[:2]
     if segment_ids.dim() != 2 or segment_ids.shape[0] not in (1, batch) or segment_ids.shape[1] != num_tokens:
         raise ValueError(
-            f"segment_ids has shape {list(segment_ids.shape)}; it must be [{batch}, {num_tokens}], one number for every "
-            f"token."
+            f"segment_ids has shape {list(segment_ids.shape)}; it must be [{batch}, {num_tokens}], one number for "
+            f"every token."
         )
     if past is not None:
-        raise ValueError("segment_ids marks packed sequences, which a cache cannot continue; leave out past_key_values.")
+        raise ValueError(
+            "segment_ids marks packed sequences, which a cache cannot continue; leave out past_key_values."
+        )
 
 
 def check_mask(attention_mask: object, x: Tensor, past: Cache | None, has_segments: bool) -> None:
@@ -57,8 +59,8 @@ def check_mask(attention_mask: object, x: Tensor, past: Cache | None, has_segmen
             raise ValueError("A 4D attention_mask already says who sees whom; leave out segment_ids.")
         if shape[0] not in (1, batch) or shape[2] != num_tokens:
             raise ValueError(
-                f"attention_mask has shape {shape}; a 4D mask must be [{batch}, 1, {num_tokens}, keys], every query of this "
-                f"call against every key."
+                f"attention_mask has shape {shape}; a 4D mask must be [{batch}, 1, {num_tokens}, keys], every query of "
+                f"this call against every key."
             )
         return
     seen = past.get_seq_length() if past is not None else 0
@@ -68,9 +70,9 @@ def check_mask(attention_mask: object, x: Tensor, past: Cache | None, has_segmen
             # the length of a static cache is on the device; its mask covers at least this call
             if shape[1] >= num_tokens:
                 return
-        elif shape[1] == seen + num_tokens:
-            return
-        elif past is not None and past.is_compileable and shape[1] >= seen + num_tokens:
+        elif shape[1] == seen + num_tokens or (
+            past is not None and past.is_compileable and shape[1] >= seen + num_tokens
+        ):
             return
     if not isinstance(seen, Tensor) and seen:
         expected = f"[{batch}, {seen + num_tokens}], the {seen} cached tokens included"
@@ -80,7 +82,9 @@ def check_mask(attention_mask: object, x: Tensor, past: Cache | None, has_segmen
 def check_cache(encoding: PositionalEncoding, past: Cache | None) -> None:
     """Some encodings cannot be continued from cached keys."""
     if past is not None and encoding.cache_refusal is not None:
-        raise ValueError(f"Encoding {encoding.kind!r} cannot use a cache: {encoding.cache_refusal}, or pass use_cache=False.")
+        raise ValueError(
+            f"Encoding {encoding.kind!r} cannot use a cache: {encoding.cache_refusal}, or pass use_cache=False."
+        )
 
 
 def check_backend(encoding_kind: str, backends: tuple[str, ...], requested: str | None) -> None:
@@ -93,7 +97,7 @@ def check_backend(encoding_kind: str, backends: tuple[str, ...], requested: str 
         )
 
 
-def check_loading(missing: list[str], unexpected: list[str], mismatched: list[str], base_prefix: str, is_base: bool) -> None:
+def check_loading(missing: list[str], unexpected: list[str], base_prefix: str, is_base: bool) -> None:
     """A checkpoint must bring every weight of the decoder and none of another encoding's.
 
     Heads (a new classifier on a pretrained decoder) may be missing, as is usual in transformers.
@@ -102,11 +106,11 @@ def check_loading(missing: list[str], unexpected: list[str], mismatched: list[st
     foreign = [name for name in unexpected if ".encoding." in f".{name}"]
     if lost:
         raise ValueError(
-            f"The checkpoint lacks {len(lost)} weights of this model, for example {lost[0]!r}; they would have been left "
-            f"random. Was it made with another encoding or other sizes? Load it with its own configuration."
+            f"The checkpoint lacks {len(lost)} weights of this model, for example {lost[0]!r}; they would have been "
+            f"left random. Was it made with another encoding or other sizes? Load it with its own configuration."
         )
     if foreign:
         raise ValueError(
-            f"The checkpoint holds {len(foreign)} weights of another encoding, for example {foreign[0]!r}; load it with its "
-            f"own configuration."
+            f"The checkpoint holds {len(foreign)} weights of another encoding, for example {foreign[0]!r}; load it "
+            f"with its own configuration."
         )

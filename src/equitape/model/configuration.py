@@ -13,8 +13,8 @@ class EquitapeConfig(PreTrainedConfig):
 
     The fields are Llama's, with these beside them:
 
-    encoding: the positional encoding, a name or a dictionary such as {"kind": "tape", "mixer_size": 16}. It is checked and
-        spelled out in full when the configuration is made. RoPE when left out.
+    encoding: the positional encoding, a name or a dictionary such as {"kind": "tape", "mixer_size": 16}. It is checked
+        and spelled out in full when the configuration is made. RoPE when left out.
     attention_bias, attention_output_bias: biases of q, k, v and of o (as the former when left out).
     qk_norm: RMS norm of every query and key head, as in Qwen3.
     sliding_window: keys further back than this are not seen, in all layers or only in those `sliding_layers` lists.
@@ -101,11 +101,13 @@ class EquitapeConfig(PreTrainedConfig):
 
     @property
     def layer_types(self) -> list[str]:
-        """transformers' way of saying which layers slide."""
+        """Transformers' way of saying which layers slide."""
         if self.sliding_window is None:
             return ["full_attention"] * self.num_hidden_layers
         sliding = range(self.num_hidden_layers) if self.sliding_layers is None else self.sliding_layers
-        return ["sliding_attention" if index in sliding else "full_attention" for index in range(self.num_hidden_layers)]
+        return [
+            "sliding_attention" if index in sliding else "full_attention" for index in range(self.num_hidden_layers)
+        ]
 
     @property
     def geometry(self) -> Geometry:
@@ -130,11 +132,11 @@ class EquitapeConfig(PreTrainedConfig):
 
 
 def refuse_misspelt(kwargs: dict[str, Any], config: PreTrainedConfig) -> None:
-    """transformers keeps any extra keyword as an attribute; one that looks like a misspelt field is an error here."""
+    """Transformers keeps any extra keyword as an attribute; one that looks like a misspelt field is an error here."""
     names = [name for name in type(config).__dataclass_fields__ if not name.startswith("_")]
     for key in kwargs:
         if hasattr(config, key):
             continue
-        near = get_close_matches(key, names, n=1, cutoff=0.8)
+        near = get_close_matches(key, names, n=1, cutoff=0.85)
         if near:
             raise ValueError(f"EquitapeConfig has no field {key!r}. Did you mean {near[0]!r}?")

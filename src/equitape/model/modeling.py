@@ -6,7 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache, GenerationMixin, PreTrainedModel
-from transformers.modeling_layers import GenericForSequenceClassification, GenericForTokenClassification
+from transformers.modeling_layers import (
+    GenericForQuestionAnswering,
+    GenericForSequenceClassification,
+    GenericForTokenClassification,
+)
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
@@ -67,7 +71,7 @@ class EquitapePreTrainedModel(PreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
-        """transformers' from_pretrained, except that a decoder weight missing from the checkpoint is an error.
+        """Transformers' from_pretrained, except that a decoder weight missing from the checkpoint is an error.
 
         With `output_loading_info=True` the caller gets the list of what was missing and decides.
         """
@@ -75,7 +79,10 @@ class EquitapePreTrainedModel(PreTrainedModel):
         if output_loading_info:
             return model, info
         checks.check_loading(
-            sorted(info["missing_keys"]), sorted(info["unexpected_keys"]), [], cls.base_model_prefix, model.base_model is model
+            sorted(info["missing_keys"]),
+            sorted(info["unexpected_keys"]),
+            cls.base_model_prefix,
+            model.base_model is model,
         )
         return model
 
@@ -115,8 +122,8 @@ class EquitapeModel(EquitapePreTrainedModel):
         """Run the decoder.
 
         attention_mask: [B, past + N], 1 for tokens and 0 for padding on either side; or 4D, used as it is.
-        position_ids: [B, N]; counted along the row when left out, padding not counted, anew in each segment. Without mask,
-            cache and segment_ids, an id that does not grow starts a new packed sequence.
+        position_ids: [B, N]; counted along the row when left out, padding not counted, anew in each segment. Without
+            mask, cache and segment_ids, an id that does not grow starts a new packed sequence.
         segment_ids: [B, N], equal numbers for tokens of one packed sequence; tokens see only their own.
         output_position_states: also return, for each layer, the state [B, G, N, D] it turned queries and keys by.
         """
@@ -129,9 +136,7 @@ class EquitapeModel(EquitapePreTrainedModel):
         checks.check_mask(attention_mask, x, past_key_values, segment_ids is not None)
         checks.check_cache(self.encoding, past_key_values)
 
-        positions = build_positions(
-            self.encoding, x, attention_mask, position_ids, segment_ids, past_key_values
-        )
+        positions = build_positions(self.encoding, x, attention_mask, position_ids, segment_ids, past_key_values)
         may_cache = positions.segments is None and self.encoding.cache_refusal is None
         if use_cache and past_key_values is None and may_cache:
             past_key_values = DynamicCache(config=self.config)
@@ -170,7 +175,7 @@ class EquitapeModel(EquitapePreTrainedModel):
         """The fields of all layers as [B, G, N, D]; None for encodings without one."""
         if not self.encoding.has_field:
             return None
-        return tuple(state.expand(x.shape[0], self.config.num_key_value_heads, -1, -1) for state in states)
+        return tuple(state.expand(x.shape[0], self.encoding.geometry.num_kv_heads, -1, -1) for state in states)
 
 
 class EquitapeForCausalLM(EquitapePreTrainedModel, GenerationMixin):
@@ -231,6 +236,10 @@ class EquitapeForCausalLM(EquitapePreTrainedModel, GenerationMixin):
             attentions=outputs.attentions,
             position_states=outputs.position_states,
         )
+
+
+class EquitapeForQuestionAnswering(GenericForQuestionAnswering, EquitapePreTrainedModel):
+    """The decoder with a head that marks the first and the last token of an answer."""
 
 
 class EquitapeForSequenceClassification(GenericForSequenceClassification, EquitapePreTrainedModel):

@@ -72,19 +72,18 @@ def seen_tokens(encoding: PositionalEncoding, x: Tensor, attention_mask: Mask, f
 
     For encodings that must count cached tokens. first_key: how many of the oldest the cache has dropped.
     """
-    if isinstance(attention_mask, dict):
-        attention_mask = next(iter(attention_mask.values()))
-    if attention_mask is None:
+    mask = next(iter(attention_mask.values())) if isinstance(attention_mask, dict) else attention_mask
+    if mask is None:
         return None
-    if isinstance(attention_mask, BlockMask) or (encoding.needs_extent and attention_mask.dim() == 4 and first_key):
+    if isinstance(mask, BlockMask) or (encoding.needs_extent and mask.dim() == 4 and first_key):
         raise ValueError(
-            f"Encoding {encoding.kind!r} counts cached tokens by the padding mask, which the mask prepared for this cache "
-            f"does not show; use a dynamic cache, or attention 'sdpa' without a sliding window."
+            f"Encoding {encoding.kind!r} counts cached tokens by the padding mask, which the mask prepared for this "
+            f"cache does not show; use a dynamic cache, or attention 'sdpa' without a sliding window."
         )
-    if attention_mask.dim() == 2:
-        return attention_mask.to(device=x.device, dtype=torch.bool)
+    if mask.dim() == 2:
+        return mask.to(device=x.device, dtype=torch.bool)
     # a prepared 4D mask: what the last token sees is neither padding nor future
-    row = attention_mask[:, 0, -1]
+    row = mask[:, 0, -1]
     row = row if row.dtype == torch.bool else row > torch.finfo(row.dtype).min / 2
     return torch.nn.functional.pad(row, (first_key, 0), value=True)
 
@@ -116,16 +115,15 @@ def _build_view(
     layer: int,
 ) -> AttentionView:
     window = config.sliding_window if kind == "sliding_attention" else None
-    if isinstance(attention_mask, dict):
-        attention_mask = attention_mask[kind]
+    own_mask = attention_mask[kind] if isinstance(attention_mask, dict) else attention_mask
     num_tokens = x.shape[1]
     num_keys, first_key = past.get_mask_sizes(num_tokens, layer) if past is not None else (num_tokens, 0)
-    mask = _build_mask(config, x, attention_mask, positions, past, window, not encoding.adds_bias)
+    mask = _build_mask(config, x, own_mask, positions, past, window, not encoding.adds_bias)
     if not encoding.adds_bias:
         return AttentionView(mask, None)
     if past is None:
         return AttentionView(mask, positions.ids)
-    seen = seen_tokens(encoding, x, attention_mask, first_key)
+    seen = seen_tokens(encoding, x, own_mask, first_key)
     return AttentionView(mask, key_ids(positions.ids, past.get_seq_length(), first_key, num_keys, seen))
 
 
@@ -153,9 +151,9 @@ def _build_mask(
             device=x.device,
         )
     # under torch.compile transformers would materialise even a plain causal mask, which no fast kernel takes
-    if attention_mask is None and past is None and may_skip and config._attn_implementation == "sdpa":
-        if window is None or num_tokens <= window:
-            return None
+    plain = attention_mask is None and past is None and (window is None or num_tokens <= window)
+    if plain and may_skip and config._attn_implementation == "sdpa":
+        return None
     create = create_causal_mask if window is None else create_sliding_window_causal_mask
     return create(
         config=config,
