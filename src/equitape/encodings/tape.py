@@ -51,7 +51,7 @@ class TapeOptions(Options):
     mixer_size: int | None = None
     """I; four times the number of key-value heads when left out."""
     source: str = "attention"
-    """What psi reads: the normalised features after "attention", as the paper says, or the "mlp" output, as its code."""
+    """What psi reads: normalised features after "attention", as the paper says, or the "mlp" output, as its code."""
     normalize: bool = False
     """Divide the field of every token and head by its root mean square over frequencies after each update."""
     complex_mixing: bool = False
@@ -67,12 +67,12 @@ class TapeOptions(Options):
             raise ValueError(f"Encoding 'tape' has no source {self.source!r}.{describe_choices(self.source, SOURCES)}")
         if self.scaling.kind == "dynamic":
             raise ValueError(
-                "Encoding 'tape' carries its field in the cache, so its scaling cannot be 'dynamic'; use 'ntk'."
+                "Encoding 'tape' carries its field in the cache, so the scaling cannot be 'dynamic'; use 'ntk'."
             )
         if self.init == "fourier" and self.scaling.kind not in ("default", "linear"):
             raise ValueError(
-                f"Encoding 'tape' with init 'fourier' has random frequencies, which the scaling {self.scaling.kind!r} does "
-                f"not apply to; use 'linear' or init 'rope'."
+                f"Encoding 'tape' with init 'fourier' has random frequencies, to which the scaling {self.scaling.kind!r} "
+                f"does not apply; use 'linear' or init 'rope'."
             )
         if self.mixer_size is not None and self.mixer_size < 1:
             raise ValueError(f"Encoding 'tape' needs mixer_size of 1 or more; it is {self.mixer_size}.")

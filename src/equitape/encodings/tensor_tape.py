@@ -4,7 +4,7 @@ Readable, slower, and independent of the phasor form: it serves as the oracle fo
 (docs/encodings/tensor_tape.md).
 
 Shapes: B batch, N tokens, H query heads, G key-value heads, M = D / L blocks of L channels, R components.
-The state is [B, G, N, M * L * R]. Channel l of block m is number l * M + m of the head, the half-split layout for L = 2.
+The state is [B, G, N, M * L * R]. Channel l of block m is number l * M + m of the head: the half-split layout at L = 2.
 """
 
 import math

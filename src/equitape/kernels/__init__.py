@@ -17,7 +17,7 @@ __all__ = ["update_field"]
 
 CHOICES = ("auto", "reference", "triton")
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-# what the kernels keep of one token in a warp's registers and shared memory grows with these; complex weights count twice
+# what the kernels keep of a token in registers and shared memory grows with these; complex weights count twice
 MAX_GROUPS = 32
 MAX_HEADS = 64
 MAX_GATES = 128

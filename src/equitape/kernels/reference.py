@@ -19,10 +19,10 @@ def update_field(
     mix_out: Tensor | None,
     normalize: bool = False,
 ) -> Tensor:
-    """Z' = z + W_a c, then z'' = z' + W_2 diag(psi) W_1 z', then z'' / rms(z'') if asked.
+    """z' = z + W_a c, then z'' = z' + W_2 diag(psi) W_1 z', then z'' / rms(z'') if asked.
 
-    field: [B or 1, G, N, D]; carried: [B, H, N, D] with carry [G, H], or both None; gate: [B, N, I] with mix_in [I, G] and
-    mix_out [G, I], or all None. Returns [B, G, N, D].
+    field: [B or 1, G, N, D]; carried: [B, H, N, D] with carry [G, H], or both None; gate: [B, N, I] with mix_in [I, G]
+    and mix_out [G, I], or all None. Returns [B, G, N, D].
     """
     if carried is not None and carry is not None:
         field = field + _mix_heads(carry, carried)

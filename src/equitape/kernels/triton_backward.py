@@ -20,7 +20,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .reference import EPSILON
 from .triton_field import (
     Update,
     add_identity,
@@ -278,7 +277,7 @@ def backward(
 
     Gradients of tensors not given, and of the field unless wants_field, are left alone.
     """
-    update = Update.of(field, carried, gate, carry, mix_in)
+    update = Update.of(field, carried, gate, carry, mix_in, normalize)
     field_gradient, carried_gradient, gate_gradient, *weight_gradients = gradients
     carry_size = carry.numel() if carry is not None else 0
     mix_size = mix_in.numel() if mix_in is not None else 0
@@ -305,8 +304,6 @@ def backward(
         strides(gate),
         update.tokens,
         update.num_tiles,
-        NORMALIZE=normalize,
-        EPSILON=EPSILON,
         EXACT=update.exact(field),
         EXACT_GRADIENT=update.exact(gradient) and not normalize,
         WANTS_FIELD=wants_field,

@@ -24,6 +24,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .reference import EPSILON
+
 # the least side of a product on the matrix units
 UNIT = 16
 # a token is one element of a batched product, and one warp's work
@@ -51,10 +53,17 @@ class Update:
     """Dtype of the operands of products: that of the carried field and of the gates."""
     has_carry: bool
     has_mix: bool
+    normalize: bool
 
     @classmethod
     def of(
-        cls, field: Tensor, carried: Tensor | None, gate: Tensor | None, carry: Tensor | None, mix_in: Tensor | None
+        cls,
+        field: Tensor,
+        carried: Tensor | None,
+        gate: Tensor | None,
+        carry: Tensor | None,
+        mix_in: Tensor | None,
+        normalize: bool,
     ) -> "Update":
         """Read off the arguments of an update."""
         batch, groups, tokens, dim = field.shape
@@ -72,6 +81,7 @@ class Update:
             compute=source.dtype,
             has_carry=carried is not None,
             has_mix=gate is not None,
+            normalize=normalize,
         )
 
     @property
@@ -86,8 +96,9 @@ class Update:
         the kernel reads.
         """
         rows = self._padded(self.groups) * num_fields + self._padded(self.heads) * self.has_carry
-        tile_bytes = WARPS * rows * self.parts * self.dim * self.compute.itemsize
-        # two tiles on their way, for one program or the other of a processor's two
+        # normalisation reads a tile twice
+        tile_bytes = WARPS * rows * self.parts * self.dim * self.compute.itemsize * (2 if self.normalize else 1)
+        # two tiles on their way in each of two programs
         room = shared_memory(device) // 4
         channels = chunk // (self.parts * self._padded(max(self.groups, self.heads)))
         return {
@@ -103,6 +114,8 @@ class Update:
             "E": max(UNIT, min(channels, triton.next_power_of_2(self.dim))),
             "HAS_CARRY": self.has_carry,
             "HAS_MIX": self.has_mix,
+            "NORMALIZE": self.normalize,
+            "EPSILON": EPSILON,
             "COMPUTE": LANGUAGE_TYPES[self.compute],
             "num_warps": WARPS,
             # tiles under way at a time
@@ -130,7 +143,7 @@ def num_programs(device: torch.device, num_tiles: int, per_processor: int) -> in
 def shared_memory(device: torch.device) -> int:
     """Bytes of shared memory a program may have."""
     if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+        return torch.cuda.get_device_properties(device).shared_memory_per_block_optin  # type: ignore[attr-defined]
     return 0
 
 

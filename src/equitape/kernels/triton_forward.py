@@ -9,7 +9,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .reference import EPSILON
 from .triton_field import (
     Update,
     contiguous,
@@ -114,7 +113,7 @@ def forward(
     normalize: bool,
 ) -> None:
     """Write z'' into updated [B, G, N, D]. Other arguments are as in reference.py, the field with its whole batch."""
-    update = Update.of(field, carried, gate, carry, mix_in)
+    update = Update.of(field, carried, gate, carry, mix_in, normalize)
     update_kernel[(num_programs(field.device, update.num_tiles, PROGRAMS_PER_PROCESSOR),)](
         updated,
         field,
@@ -129,8 +128,6 @@ def forward(
         strides(gate),
         update.tokens,
         update.num_tiles,
-        NORMALIZE=normalize,
-        EPSILON=EPSILON,
         EXACT=update.exact(field),
         **update.constants(CHUNK, num_fields=1, device=field.device),
     )

@@ -3,17 +3,16 @@
 Shapes: B batch, N tokens, K keys, H query heads, G key-value heads, D head dimension, E extra value columns.
 """
 
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from torch.nn.attention.flex_attention import BlockMask
 from transformers import Cache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ..encodings import LayerEncoding, Positions
-from ..encodings.base import ScoreMod
+from .backends import cuda_attention, eager_attention, flexible_attention
 from .configuration import EquitapeConfig
 
 
@@ -133,51 +132,7 @@ def attend(
             hidden = torch.finfo(query.dtype).min
             additive = bias.to(query.dtype) if mask.dtype == torch.bool else bias.to(query.dtype) + mask
             mask = torch.where(visible, additive, hidden)
+    if implementation == "sdpa" and query.is_cuda:
+        return cuda_attention(query, key, value, mask, dropout, scaling), None
     function = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention)
     return function(module, query, key, value, mask, dropout=dropout, scaling=scaling, **kwargs)
-
-
-def eager_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float,
-    dropout: float = 0.0,
-    **kwargs: Any,
-) -> tuple[Tensor, Tensor]:
-    """Attention written out, which also returns its weights [B, H, N, K]."""
-    heads, groups = query.shape[1], key.shape[1]
-    grouped = query.unflatten(1, (groups, heads // groups))
-    scores = torch.einsum("bgrnd,bgkd->bgrnk", grouped, key).flatten(1, 2) * scaling
-    if attention_mask is not None:
-        mask = attention_mask
-        scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min) if mask.dtype == torch.bool else scores + mask
-    weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(query.dtype)
-    weights = nn.functional.dropout(weights, p=dropout, training=module.training)
-    output = torch.einsum("bgrnk,bgke->bngre", weights.unflatten(1, (groups, heads // groups)), value)
-    return output.flatten(2, 3), weights
-
-
-@cache
-def compiled_flex_attention() -> Any:
-    """FlexAttention is only fast compiled; one compiled function serves all layers."""
-    return torch.compile(flex_attention)
-
-
-def flexible_attention(
-    query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, score_mod: ScoreMod | None, scaling: float
-) -> Tensor:
-    """FlexAttention with a bias of our own, which transformers' wrapper does not take.
-
-    On the CPU torch has only its forward, and compiling that takes longer than it saves.
-    """
-    ratio = query.shape[1] // key.shape[1]
-    # its kernels want a power of two of query heads to a key-value head
-    if ratio & (ratio - 1):
-        key, value = key.repeat_interleave(ratio, dim=1), value.repeat_interleave(ratio, dim=1)
-    plain = query.device.type == "cpu" or torch.compiler.is_compiling()
-    function = flex_attention if plain else compiled_flex_attention()
-    output = function(query, key, value, score_mod=score_mod, block_mask=mask, scale=scaling, enable_gqa=True)
-    return output.transpose(1, 2)

@@ -1,0 +1,97 @@
+"""The attention implementations that transformers' table lacks for a value wider than the key.
+
+Shapes: B batch, N tokens, K keys, H query heads, G key-value heads, D head dimension, E width of the value.
+"""
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+
+from ..encodings.base import ScoreMod
+
+# cuDNN is the fastest for half precision and the only fused kernel that takes a wider value with grouped heads
+HALF_PRECISION_KERNELS = [
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+]
+
+
+def eager_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float,
+    dropout: float = 0.0,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor]:
+    """Attention written out, which also returns its weights [B, H, N, K]."""
+    heads, groups = query.shape[1], key.shape[1]
+    grouped = query.unflatten(1, (groups, heads // groups))
+    scores = torch.einsum("bgrnd,bgkd->bgrnk", grouped, key).flatten(1, 2) * scaling
+    if attention_mask is not None:
+        mask = attention_mask
+        scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min) if mask.dtype == torch.bool else scores + mask
+    weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(query.dtype)
+    weights = nn.functional.dropout(weights, p=dropout, training=module.training)
+    output = torch.einsum("bgrnk,bgke->bngre", weights.unflatten(1, (groups, heads // groups)), value)
+    return output.flatten(2, 3), weights
+
+
+def cuda_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, scaling: float
+) -> Tensor:
+    """scaled_dot_product_attention with the kernels in the order that suits us: [B, N, H, E].
+
+    transformers' own wrapper repeats keys and values for every query head when their widths differ. Under torch.compile
+    the choice is made when the graph is traced.
+    """
+    num_tokens, num_keys = query.shape[2], key.shape[2]
+    causal = mask is None and num_tokens > 1
+    if causal and num_keys > num_tokens:
+        # the first call with an empty static cache: what lies beyond is not filled yet
+        key, value = key[:, :, :num_tokens], value[:, :, :num_tokens]
+    half = query.dtype in (torch.bfloat16, torch.float16)
+    ratio = query.shape[1] // key.shape[1]
+    if ratio > 1 and not half:
+        key, value = key.repeat_interleave(ratio, dim=1), value.repeat_interleave(ratio, dim=1)
+
+    def attend() -> Tensor:
+        return nn.functional.scaled_dot_product_attention(
+            query, key, value, mask, dropout, causal, scale=scaling, enable_gqa=half and ratio > 1
+        )
+
+    if not half:
+        return attend().transpose(1, 2)
+    with sdpa_kernel(HALF_PRECISION_KERNELS, set_priority=True):
+        return attend().transpose(1, 2)
+
+
+@cache
+def compiled_flex_attention() -> Any:
+    """FlexAttention is only fast compiled; one compiled function serves all layers."""
+    return torch.compile(flex_attention)
+
+
+def flexible_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, score_mod: ScoreMod | None, scaling: float
+) -> Tensor:
+    """FlexAttention with a bias of our own, which transformers' wrapper does not take.
+
+    On the CPU torch has only its forward, and compiling that takes longer than it saves.
+    """
+    ratio = query.shape[1] // key.shape[1]
+    # its kernels want a power of two of query heads to a key-value head
+    if ratio & (ratio - 1):
+        key, value = key.repeat_interleave(ratio, dim=1), value.repeat_interleave(ratio, dim=1)
+    plain = query.device.type == "cpu" or torch.compiler.is_compiling()
+    function = flex_attention if plain else compiled_flex_attention()
+    output = function(query, key, value, score_mod=score_mod, block_mask=mask, scale=scaling, enable_gqa=True)
+    return output.transpose(1, 2)
