@@ -71,8 +71,8 @@ class TapeOptions(Options):
             )
         if self.init == "fourier" and self.scaling.kind not in ("default", "linear"):
             raise ValueError(
-                f"Encoding 'tape' with init 'fourier' has random frequencies, to which the scaling {self.scaling.kind!r} "
-                f"does not apply; use 'linear' or init 'rope'."
+                f"Encoding 'tape' with init 'fourier' has random frequencies; the scaling {self.scaling.kind!r} "
+                f"does not apply to them: use 'linear' or init 'rope'."
             )
         if self.mixer_size is not None and self.mixer_size < 1:
             raise ValueError(f"Encoding 'tape' needs mixer_size of 1 or more; it is {self.mixer_size}.")

@@ -143,7 +143,8 @@ def num_programs(device: torch.device, num_tiles: int, per_processor: int) -> in
 def shared_memory(device: torch.device) -> int:
     """Bytes of shared memory a program may have."""
     if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).shared_memory_per_block_optin  # type: ignore[attr-defined]
+        properties = torch.cuda.get_device_properties(device)
+        return getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block)
     return 0
 
 

@@ -3,6 +3,7 @@
 Shapes: B batch, N tokens, K keys, H query heads, G key-value heads, D head dimension, E width of the value.
 """
 
+import warnings
 from functools import cache
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from ..encodings.base import ScoreMod
 
+HALF_PRECISION = (torch.bfloat16, torch.float16)
 # cuDNN is the fastest for half precision and the only fused kernel that takes a wider value with grouped heads
 HALF_PRECISION_KERNELS = [
     SDPBackend.CUDNN_ATTENTION,
@@ -58,10 +60,12 @@ def cuda_attention(
     if causal and num_keys > num_tokens:
         # the first call with an empty static cache: what lies beyond is not filled yet
         key, value = key[:, :, :num_tokens], value[:, :, :num_tokens]
-    half = query.dtype in (torch.bfloat16, torch.float16)
+    half = query.dtype in HALF_PRECISION
     ratio = query.shape[1] // key.shape[1]
     if ratio > 1 and not half:
         key, value = key.repeat_interleave(ratio, dim=1), value.repeat_interleave(ratio, dim=1)
+    if not torch.compiler.is_compiling():
+        warn_of_slow_kernel(query, key, value, mask, dropout, causal, half and ratio > 1)
 
     def attend() -> Tensor:
         return nn.functional.scaled_dot_product_attention(
@@ -72,6 +76,32 @@ def cuda_attention(
         return attend().transpose(1, 2)
     with sdpa_kernel(HALF_PRECISION_KERNELS, set_priority=True):
         return attend().transpose(1, 2)
+
+
+_checked: set[tuple[object, ...]] = set()
+
+
+def warn_of_slow_kernel(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, causal: bool, grouped: bool
+) -> None:
+    """Say once for each kind of input when no fused kernel takes it and torch writes all scores out instead."""
+    mask_kind = None if mask is None else (mask.dtype, mask.requires_grad)
+    kind = (query.dtype, query.shape[-1], value.shape[-1], mask_kind, causal, grouped, query.requires_grad)
+    if kind in _checked:
+        return
+    _checked.add(kind)
+    parameters = torch.backends.cuda.SDPAParams(query, key, value, mask, dropout, causal, grouped)
+    fused = (
+        torch.backends.cuda.can_use_cudnn_attention,
+        torch.backends.cuda.can_use_flash_attention,
+        torch.backends.cuda.can_use_efficient_attention,
+    )
+    if not any(can_use(parameters) for can_use in fused):
+        warnings.warn(
+            f"No fused attention kernel takes {query.dtype}, keys {query.shape[-1]} and values {value.shape[-1]} wide"
+            f"{' and this mask' if mask is not None else ''}; torch's plain one is slow and quadratic in memory.",
+            stacklevel=2,
+        )
 
 
 @cache

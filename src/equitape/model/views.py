@@ -29,6 +29,9 @@ from ..encodings.positions import (
 from .attention import AttentionView
 from .configuration import EquitapeConfig
 
+BLOCK_MASK_TOKENS = 512
+"""Shorter rows are faster with a dense mask."""
+
 Mask = Tensor | BlockMask | dict[str, Any] | None
 
 
@@ -136,29 +139,44 @@ def _build_mask(
     window: int | None,
     may_skip: bool,
 ) -> Tensor | BlockMask | None:
-    num_tokens = x.shape[1]
-    if positions.segments is not None:
-        causal = causal_mask_function if window is None else sliding_window_causal_mask_function(window)
-        return ALL_MASK_ATTENTION_FUNCTIONS[config._attn_implementation](
-            batch_size=x.shape[0],
-            q_length=num_tokens,
-            kv_length=num_tokens,
-            mask_function=and_masks(causal, packed_sequence_mask_function(positions.segments.expand(x.shape[0], -1))),
-            attention_mask=None,
-            allow_is_causal_skip=False,
-            dtype=x.dtype,
+    if isinstance(attention_mask, BlockMask) or (attention_mask is not None and attention_mask.dim() == 4):
+        return attention_mask
+    if past is not None:
+        create = create_causal_mask if window is None else create_sliding_window_causal_mask
+        return create(
             config=config,
-            device=x.device,
+            inputs_embeds=x,
+            attention_mask=attention_mask,
+            past_key_values=past,
+            allow_is_causal_skip=may_skip,
         )
-    # under torch.compile transformers would materialise even a plain causal mask, which no fast kernel takes
-    plain = attention_mask is None and past is None and (window is None or num_tokens <= window)
+    batch, num_tokens = x.shape[:2]
+    padding = positions.valid if positions.segments is None else None
+    # a mask of ones is the commonest mask of all; transformers, too, looks before it builds a dense one
+    if padding is not None and not torch.compiler.is_compiling() and bool(padding.all()):
+        padding = None
+    windowed = window is not None and num_tokens > window
+    plain = padding is None and positions.segments is None and not windowed
     if plain and may_skip and config._attn_implementation == "sdpa":
         return None
-    create = create_causal_mask if window is None else create_sliding_window_causal_mask
-    return create(
+    mask_function = sliding_window_causal_mask_function(window) if windowed else causal_mask_function
+    if positions.segments is not None:
+        own_sequence = packed_sequence_mask_function(positions.segments.expand(batch, -1))
+        mask_function = and_masks(mask_function, own_sequence)
+    blocks = may_skip and not plain and prefers_blocks(config, x)
+    return ALL_MASK_ATTENTION_FUNCTIONS["flex_attention" if blocks else config._attn_implementation](
+        batch_size=batch,
+        q_length=num_tokens,
+        kv_length=num_tokens,
+        mask_function=mask_function,
+        attention_mask=padding,
+        allow_is_causal_skip=False,
+        dtype=x.dtype,
         config=config,
-        inputs_embeds=x,
-        attention_mask=attention_mask,
-        past_key_values=past,
-        allow_is_causal_skip=may_skip,
+        device=x.device,
     )
+
+
+def prefers_blocks(config: EquitapeConfig, x: Tensor) -> bool:
+    """Whether a mask is better given to FlexAttention in blocks than to sdpa as a dense one, which triples its time."""
+    return config._attn_implementation == "sdpa" and x.is_cuda and x.shape[1] >= BLOCK_MASK_TOKENS

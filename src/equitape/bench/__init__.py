@@ -1,0 +1,5 @@
+"""Speed and memory: what an encoding costs in an attention layer, a training step, a prefill and a decoding step."""
+
+from .shapes import SHAPES, WORKLOADS, BenchSettings, Shape
+
+__all__ = ["SHAPES", "WORKLOADS", "BenchSettings", "Shape"]

@@ -1,0 +1,97 @@
+"""No time for a wrong answer: a path is compared with a reference before it is timed.
+
+The reference is the same weights and inputs, rounded to the dtype that is timed, computed with attention and kernels
+written out, not compiled, in higher precision. A path may be off by twice the error of attention written out in the
+timed dtype. Errors are norms of differences over norms.
+"""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from .measure import free_memory, is_out_of_memory
+from .workloads import Case, Outputs, Path, Variant, build, plain_kernels
+
+SMALLEST = 64
+# scores of one layer, written out, of which a reference holds several copies at a time
+SCORE_BYTES = {"cuda": 8 * 2**30, "cpu": 2**28}
+
+
+class DisagreementError(Exception):
+    """The path computes something else than the reference."""
+
+
+def checked_path(case: Case, compiled: bool) -> tuple[Path, str]:
+    """The path of a case, once its outputs agree; and a note where they were compared at a smaller size.
+
+    Raises DisagreementError. Smaller where the reference does not fit into memory: first fewer sequences, then shorter.
+    """
+    size, expected, allowed = _reference(case)
+    path = build(size, Variant(dtype=case.dtype, compiled=compiled))
+    complaints = compare(path.outputs(), expected, allowed)
+    if complaints:
+        raise DisagreementError("; ".join(complaints))
+    if size == case:
+        return path, ""
+    del path, expected
+    free_memory()
+    return build(case, Variant(dtype=case.dtype, compiled=compiled)), f"compared at {size.batch} x {size.length}"
+
+
+def _reference(case: Case) -> tuple[Case, Outputs, dict[str, float]]:
+    """The size that fits, the reference's outputs there, and the error that each of them may have."""
+    size = case
+    while score_bytes(size) > SCORE_BYTES[case.device.type] and smaller(size) != size:
+        size = smaller(size)
+    precise = torch.float64 if case.dtype == torch.float32 else torch.float32
+    while True:
+        try:
+            with plain_kernels():
+                expected = build(size, Variant(attention="eager", dtype=precise)).outputs()
+                plain = build(size, Variant(attention="eager", dtype=case.dtype)).outputs()
+            break
+        except RuntimeError as error:
+            if not is_out_of_memory(error) or smaller(size) == size:
+                raise
+        # out here the error, and the tensors its frames held, are gone
+        free_memory()
+        size = smaller(size)
+    # an output is rounded once at the end, however it was computed
+    rounding = torch.finfo(case.dtype).eps / 2
+    allowed = {name: 2 * distance(plain[name], expected[name]) + rounding for name in expected}
+    return size, expected, allowed
+
+
+def score_bytes(case: Case) -> int:
+    """Memory of the attention scores of one layer in the reference."""
+    queries = 1 if case.measure == "decode" else case.length
+    width = 8 if case.dtype == torch.float32 else 4
+    return case.batch * case.shape.num_heads * queries * case.length * width
+
+
+def smaller(case: Case) -> Case:
+    """Half the batch, or half the length of a single sequence; the same when that is short already."""
+    if case.batch > 1:
+        return replace(case, batch=case.batch // 2)
+    return replace(case, length=max(min(case.length, SMALLEST), case.length // 2))
+
+
+def compare(found: Outputs, expected: Outputs, allowed: dict[str, float]) -> list[str]:
+    """One sentence for each output that is missing or too far off; NaN is too far off."""
+    complaints = []
+    for name, tensors in expected.items():
+        if name not in found or [each.shape for each in found[name]] != [each.shape for each in tensors]:
+            complaints.append(f"{name}: missing or of another shape")
+            continue
+        error = distance(found[name], tensors)
+        if not error <= allowed[name]:
+            complaints.append(f"{name}: off by {error:.1e}, allowed {allowed[name]:.1e}")
+    return complaints
+
+
+def distance(found: list[Tensor], expected: list[Tensor]) -> float:
+    """Norm of the difference over the norm of what is expected, all tensors taken as one vector."""
+    difference = sum(float((a.double() - b.double()).square().sum()) for a, b in zip(found, expected, strict=True))
+    norm = sum(float(each.double().square().sum()) for each in expected)
+    return (difference / norm) ** 0.5 if norm else float("inf") if difference else 0.0

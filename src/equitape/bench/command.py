@@ -1,0 +1,110 @@
+"""The benchmark from settings to rows."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import Console
+
+from . import report
+from .agreement import DisagreementError, checked_path
+from .measure import count_operations, free_memory, is_out_of_memory, time_path
+from .report import AGAIN, DISAGREES, FAILED, OUT_OF_MEMORY, Row
+from .shapes import DTYPES, BenchSettings
+from .workloads import MEASURES, Case
+
+
+def run(settings: BenchSettings, console: Console) -> list[Row]:
+    """Measure all that the settings ask for and print a table; a row is on file as soon as it is measured."""
+    if settings.csv is not None:
+        report.check_csv(settings.csv)
+    about = report.environment(settings.torch_device)
+    rows: list[Row] = []
+    references: dict[tuple[str, int, int], float] = {}
+    try:
+        for case, repeated in list_cases(settings):
+            name = case.encoding + (AGAIN if repeated else "")
+            with console.status(f"{case.measure}, {name}, {case.batch} x {case.length}"):
+                row = measure(case, name, settings, about)
+            if row.ms_median is not None:
+                if name == "rope":
+                    references[row.group] = row.ms_median
+                if row.group in references:
+                    row.ratio = row.ms_median / references[row.group]
+            rows.append(row)
+            if settings.csv is not None:
+                report.append_csv(settings.csv, row)
+            if not console.is_terminal:
+                # a log is read while it grows
+                told = row.status if row.ms_median is None else f"{row.ms_median:.3f} ms"
+                console.print(f"{row.workload}, {row.encoding}, {row.batch} x {row.length}: {told}", highlight=False)
+    finally:
+        # also when interrupted: what is measured is measured
+        if rows:
+            report.print_table(rows, console)
+            if settings.plot is not None:
+                report.plot(rows, settings.plot)
+    return rows
+
+
+def list_cases(settings: BenchSettings) -> Iterator[tuple[Case, bool]]:
+    """All cases in the order of measuring, those to be compared side by side; True marks RoPE's second turn."""
+    for workload in settings.workloads:
+        lengths = settings.all_cache_lengths if workload == "decode" else settings.all_lengths
+        for measured in MEASURES[workload]:
+            for batch in settings.all_batches:
+                for length in lengths:
+                    encodings = settings.encodings_for(workload)
+                    for index, encoding in enumerate(encodings):
+                        case = Case(
+                            measure=measured,
+                            encoding=encoding,
+                            shape=settings.model_shape,
+                            batch=batch,
+                            length=length,
+                            dtype=DTYPES[settings.dtype_name],
+                            device=settings.torch_device,
+                            seed=settings.seed,
+                            input_sets=settings.input_sets,
+                        )
+                        yield case, encoding in encodings[:index]
+
+
+def measure(case: Case, name: str, settings: BenchSettings, about: dict[str, Any]) -> Row:
+    """One row; a path that disagrees, does not fit or fails gets a row without a time."""
+    row = Row(
+        **about,
+        dtype=str(case.dtype).removeprefix("torch."),
+        compile=settings.compiled,
+        shape=case.shape.name,
+        workload=case.measure,
+        encoding=name,
+        batch=case.batch,
+        length=case.length,
+    )
+    try:
+        _fill(row, case, settings)
+    except DisagreementError as error:
+        row.status, row.note = DISAGREES, str(error)
+    except Exception as error:
+        # one encoding that cannot run must not cost the others their rows
+        if is_out_of_memory(error):
+            row.status = OUT_OF_MEMORY
+        else:
+            row.status, row.note = FAILED, _first_line(error)
+    free_memory()
+    return row
+
+
+def _fill(row: Row, case: Case, settings: BenchSettings) -> None:
+    operations = count_operations(case)
+    row.gflops, row.gmacs = operations / 1e9, operations / 2e9
+    path, compared = checked_path(case, settings.compiled)
+    row.params = path.num_parameters
+    row.note = ", ".join(part for part in (path.note, compared) if part)
+    timing = time_path(path, case, settings.num_runs, settings.warm_up)
+    row.ms_median, (row.ms_low, row.ms_high), row.peak_mib = timing.median, timing.spread, timing.peak_mib
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"[:200]

@@ -1,0 +1,73 @@
+"""TAPE in the layout of the paper's code, as the thing to beat: the same function of the same weights, more work.
+
+The position state is a cosine and a sine tensor of full head width, every number held twice; three attention calls
+share queries and keys, with values v, cos and sin; a linear layer over heads follows; the position feed-forward part
+mixes each token's state up to I channels and down again.
+
+Shapes: B batch, N tokens, H query heads, G key-value heads (the paper has G = H), D head dimension, I mixer size.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from ..encodings.tape import TapeLayer
+from .parts import AttentionPart
+
+
+def split_state(state: Tensor) -> tuple[Tensor, Tensor]:
+    """Our half-split field [B, G, N, D] as cosine and sine, [B, G, N, D] each."""
+    real, imaginary = state.chunk(2, dim=-1)
+    return torch.cat((real, real), dim=-1), torch.cat((imaginary, imaginary), dim=-1)
+
+
+def join_state(cos: Tensor, sin: Tensor) -> Tensor:
+    """The field again, [B, G, N, D]."""
+    half = cos.shape[-1] // 2
+    return torch.cat((cos[..., :half], sin[..., :half]), dim=-1)
+
+
+def turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x cos + rotate_half(x) sin, for x [B, H, N, D] and a state on as many heads or on fewer."""
+    ratio = x.shape[1] // cos.shape[1]
+    if ratio > 1:
+        cos, sin = cos.repeat_interleave(ratio, dim=1), sin.repeat_interleave(ratio, dim=1)
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-second, first), dim=-1) * sin
+
+
+class PaperLayout(nn.Module):
+    """(hidden, cos, sin) -> (attended, cos, sin), with the weights of one of our parts that updates a field."""
+
+    def __init__(self, part: AttentionPart):
+        super().__init__()
+        self.part = part
+        layer = part.attention.encoding
+        if not isinstance(layer, TapeLayer) or layer.options.normalize or layer.options.complex_mixing:
+            raise ValueError("The paper's layout is that of encoding 'tape' with its default options.")
+        self.layer = layer
+
+    def forward(self, hidden: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """hidden: [B, N, C]; cos, sin: [B, G, N, D]."""
+        attention = self.part.attention
+        shape = (*hidden.shape[:-1], -1, attention.head_dim)
+        query, key, value = (
+            project(hidden).view(shape).transpose(1, 2)
+            for project in (attention.q_proj, attention.k_proj, attention.v_proj)
+        )
+        query, key = turn(query, cos, sin), turn(key, cos, sin)
+        grouped = query.shape[1] != key.shape[1]
+        output, carried_cos, carried_sin = (
+            nn.functional.scaled_dot_product_attention(
+                query, key, columns, is_causal=True, scale=self.part.scaling, enable_gqa=grouped
+            )
+            for columns in (value, cos, sin)
+        )
+        attended = self.part.finish(hidden, attention.o_proj(output.transpose(1, 2).flatten(2)))
+        gate = nn.functional.silu(self.layer.gate(attended)).transpose(1, 2)[..., None]
+        return attended, self._update(cos, carried_cos, gate), self._update(sin, carried_sin, gate)
+
+    def _update(self, state: Tensor, carried: Tensor, gate: Tensor) -> Tensor:
+        """state: [B, G, N, D]; carried: [B, H, N, D]; gate: [B, I, N, 1]."""
+        state = state + torch.einsum("gh,bhnd->bgnd", self.layer.carry, carried)
+        up = torch.einsum("ig,bgnd->bind", self.layer.mix_in, state)
+        return state + torch.einsum("gi,bind->bgnd", self.layer.mix_out, gate * up)

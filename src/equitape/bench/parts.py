@@ -1,0 +1,82 @@
+"""One attention layer with its update of the positional state, cut out of a model.
+
+Shapes: B batch, N tokens, H query heads, G key-value heads, D head dimension, C hidden size.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from ..model.attention import EquitapeAttention
+from ..model.block import EquitapeDecoderLayer
+from ..model.modeling import EquitapeModel
+from ..model.views import build_positions, build_views
+from .shapes import Shape
+
+
+class Columns(nn.Module):
+    """A projection already done: some columns of the input."""
+
+    def __init__(self, begin: int, end: int):
+        super().__init__()
+        self.begin, self.end = begin, end
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[..., self.begin : self.end]
+
+
+class AttentionPart(nn.Module):
+    """(hidden, state) -> (attended, state): the part of a block that an encoding has a say in.
+
+    With projections it is the attention layer, its residual and the norm after it, hidden [B, N, C]. Without, the core:
+    hidden [B, N, (H + 2 G) D] brings queries, keys and values, and attended is what attention gives.
+    """
+
+    def __init__(self, shape: Shape, kind: str, attention: str, length: int, projections: bool):
+        super().__init__()
+        # of two blocks the first updates the state; the last never does
+        config = shape.config(kind, attention, length, num_hidden_layers=2, vocab_size=8)
+        model = EquitapeModel(config)
+        block = model.layers[0]
+        assert isinstance(block, EquitapeDecoderLayer)
+        self.config = config
+        self.attention: EquitapeAttention = block.self_attn
+        self.encoding = model.encoding
+        self.updates = any(model.encoding.value_columns)
+        self.scaling = shape.head_dim**-0.5 * model.encoding.score_scale
+        self.norm: nn.Module | None = block.post_attention_layernorm if projections else None
+        self.input_size = shape.hidden_size
+        if not projections:
+            queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+            if queries != shape.hidden_size:
+                raise ValueError(f"Shape {shape.name!r} has heads that do not fill its width; measure 'attention'.")
+            replacements = {
+                "q_proj": Columns(0, queries),
+                "k_proj": Columns(queries, queries + keys),
+                "v_proj": Columns(queries + keys, queries + 2 * keys),
+                "o_proj": nn.Identity(),
+            }
+            for name, module in replacements.items():
+                setattr(self.attention, name, module)
+            self.input_size = queries + 2 * keys
+
+    @torch.no_grad()
+    def begin(self, hidden: Tensor) -> Tensor | None:
+        """Work out, as the model does once for all its layers, positions and views; returns the first state."""
+        positions = build_positions(self.encoding, hidden, None, None, None, None)
+        views = build_views(self.config, self.encoding, hidden, None, positions, None)
+        self.view = next(iter(views.values()))
+        self.positions = self.encoding("map_ids", positions, hidden.shape[0])
+        return self.encoding("begin", self.positions, hidden.dtype)
+
+    def finish(self, hidden: Tensor, output: Tensor) -> Tensor:
+        """What the rest of the block reads of attention's output [B, N, C]."""
+        return output if self.norm is None else self.norm(hidden + output)
+
+    def forward(self, hidden: Tensor, state: Tensor | None) -> tuple[Tensor, ...]:
+        output, _, carried = self.attention(hidden, state, self.positions, self.view, self.scaling)
+        attended = self.finish(hidden, output)
+        if not self.updates:
+            return (attended,)
+        updated = self.attention.encoding("update", state, carried, attended, attended)
+        assert updated is not None
+        return attended, updated

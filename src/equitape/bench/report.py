@@ -1,0 +1,217 @@
+"""Rows of results: as a table for people, as JSON, as lines of a CSV file, and as a plot of time against length."""
+
+import csv
+import datetime
+import importlib.metadata
+import itertools
+import json
+import platform
+import subprocess
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+OK, DISAGREES, OUT_OF_MEMORY, FAILED = "ok", "disagrees", "out of memory", "failed"
+AGAIN = " (again)"
+# told apart without colour
+MARKERS = "os^Dv<>P*X"
+LINE_STYLES = ("-", "--", "-.", ":")
+
+
+@dataclass(kw_only=True)
+class Row:
+    """One measurement with all it takes to know what was measured; the fields are the columns of the CSV file."""
+
+    date: str
+    commit: str
+    gpu: str
+    torch: str
+    transformers: str
+    triton: str
+    dtype: str
+    compile: bool
+    shape: str
+    workload: str
+    encoding: str
+    batch: int
+    length: int
+    ms_median: float | None = None
+    ms_low: float | None = None
+    ms_high: float | None = None
+    ratio: float | None = None
+    """Median over that of RoPE, measured first in the same run."""
+    peak_mib: float | None = None
+    params: int | None = None
+    gflops: float | None = None
+    gmacs: float | None = None
+    status: str = OK
+    note: str = ""
+
+    @property
+    def group(self) -> tuple[str, int, int]:
+        """Rows of one group are compared with each other."""
+        return self.workload, self.batch, self.length
+
+
+COLUMNS = [field.name for field in fields(Row)]
+
+
+def environment(device: torch.device) -> dict[str, str]:
+    """The columns that say when, with what and on what."""
+    return {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "commit": find_commit(),
+        "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else f"none, {platform.machine()} CPU",
+        "torch": torch.__version__,
+        "transformers": find_version("transformers"),
+        "triton": find_version("triton"),
+    }
+
+
+def find_version(package: str) -> str:
+    """The version of an installed package, or "none"."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "none"
+
+
+def find_commit() -> str:
+    """The commit this code is from, marked where files differ from it; "unknown" outside of its repository."""
+    package = Path(__file__).parents[1]
+
+    def git(*arguments: str) -> str | None:
+        try:
+            found = subprocess.run(["git", *arguments], cwd=package, capture_output=True, text=True, timeout=30)
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return found.stdout.strip() if found.returncode == 0 else None
+
+    # an installed copy may lie inside somebody else's repository
+    if git("ls-files", "--error-unmatch", "version.py") is None:
+        return "unknown"
+    return git("describe", "--always", "--dirty", "--abbrev=12", "--exclude=*") or "unknown"
+
+
+def drifts(rows: Sequence[Row]) -> dict[tuple[str, int, int], float]:
+    """How much slower RoPE was the second time, for each group where it ran twice, as a fraction."""
+    found = {}
+    for row in rows:
+        if row.encoding.endswith(AGAIN) and row.ratio is not None:
+            found[row.group] = row.ratio - 1
+    return found
+
+
+def print_table(rows: Sequence[Row], console: Console) -> None:
+    """One table for people, and how far RoPE drifted between its two turns."""
+    first = rows[0]
+    how = "compiled" if first.compile else "not compiled"
+    table = Table(title=f"{first.shape}, {first.dtype}, {how}, {first.gpu}, torch {first.torch}")
+    table.add_column("workload")
+    table.add_column("encoding")
+    for name in ("batch", "length", "ms", "10 to 90 %", "to RoPE", "peak MiB", "GFLOP", "GMAC", "M params"):
+        table.add_column(name, justify="right")
+    table.add_column("note")
+    for _, group in itertools.groupby(rows, lambda row: row.group):
+        for row in group:
+            table.add_row(*_cells(row))
+        table.add_section()
+    console.print(table)
+    for (workload, batch, length), drift in drifts(rows).items():
+        console.print(f"RoPE measured again, {workload}, {batch} x {length}: {drift:+.1%}")
+
+
+def _cells(row: Row) -> list[str]:
+    def number(value: float | None, pattern: str) -> str:
+        return "" if value is None else format(value, pattern)
+
+    note = row.note if row.status == OK else f"{row.status}: {row.note}" if row.note else row.status
+    return [
+        row.workload,
+        row.encoding,
+        str(row.batch),
+        str(row.length),
+        number(row.ms_median, ".3f"),
+        "" if row.ms_low is None else f"{row.ms_low:.3f} to {row.ms_high:.3f}",
+        number(row.ratio, ".2f"),
+        number(row.peak_mib, ",.0f"),
+        number(row.gflops, ",.2f"),
+        number(row.gmacs, ",.2f"),
+        "" if row.params is None else f"{row.params / 1e6:,.2f}",
+        note,
+    ]
+
+
+def to_json(rows: Sequence[Row]) -> str:
+    """All rows, and RoPE's drift, as JSON."""
+    drift = [
+        {"workload": workload, "batch": batch, "length": length, "drift": value}
+        for (workload, batch, length), value in drifts(rows).items()
+    ]
+    return json.dumps({"rows": [asdict(row) for row in rows], "rope_drift": drift}, indent=2)
+
+
+def check_csv(path: Path) -> None:
+    """Refuse to append to a file of other columns."""
+    if path.exists() and path.stat().st_size:
+        with path.open(newline="") as file:
+            header = next(csv.reader(file), [])
+        if header != COLUMNS:
+            raise ValueError(f"{path} has other columns than this benchmark writes; name a new file.")
+
+
+def append_csv(path: Path, row: Row) -> None:
+    """Add a line to a CSV file, which is begun with its header."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = not path.exists() or not path.stat().st_size
+    with path.open("a", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        if fresh:
+            writer.writeheader()
+        writer.writerow(asdict(row))
+
+
+def plot(rows: Sequence[Row], path: Path) -> None:
+    """Time against length, both logarithmic, one panel for each workload; readable in greyscale."""
+    from matplotlib.figure import Figure
+
+    timed = [row for row in rows if row.ms_median is not None and not row.encoding.endswith(AGAIN)]
+    workloads = list(dict.fromkeys(row.workload for row in timed))
+    several = len({row.batch for row in timed}) > 1
+    encodings = list(dict.fromkeys(row.encoding for row in timed))
+    figure = Figure(figsize=(5 * max(len(workloads), 1), 4.2), layout="constrained")
+    for index, workload in enumerate(workloads):
+        axes = figure.add_subplot(1, len(workloads), index + 1)
+        lines: dict[tuple[str, int], list[Row]] = {}
+        for row in timed:
+            if row.workload == workload:
+                lines.setdefault((row.encoding, row.batch), []).append(row)
+        for (encoding, batch), line in lines.items():
+            line.sort(key=lambda row: row.length)
+            style = encodings.index(encoding)
+            axes.plot(
+                [row.length for row in line],
+                [row.ms_median or 0.0 for row in line],
+                marker=MARKERS[style % len(MARKERS)],
+                linestyle=LINE_STYLES[style % len(LINE_STYLES)],
+                markersize=5,
+                linewidth=1.2,
+                label=f"{encoding}, batch {batch}" if several else encoding,
+            )
+        lengths = sorted({row.length for row in timed if row.workload == workload})
+        axes.set(xscale="log", yscale="log", title=workload, ylabel="milliseconds")
+        axes.set_xlabel("tokens attended to" if workload == "decode" else "tokens in a sequence")
+        axes.set_xticks(lengths, [str(length) for length in lengths])
+        axes.minorticks_off()
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize="small")
+    if timed:
+        how = "compiled" if timed[0].compile else "not compiled"
+        size = "" if several else f", batch {timed[0].batch}"
+        figure.suptitle(f"{timed[0].shape}, {timed[0].dtype}, {how}{size}, {timed[0].gpu}", fontsize="medium")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)

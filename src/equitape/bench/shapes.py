@@ -1,0 +1,210 @@
+"""Named model sizes, and the settings of a benchmark run."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..encodings import ENCODINGS
+from ..model import EquitapeConfig
+from ..registry import describe_choices
+
+PAPER = "tape-paper"
+"""TAPE computed the way the paper lays it out, for parts of a layer only."""
+DEFAULT_ENCODINGS = ("rope", "nope", "alibi", "t5", "fire", "cope", "tape", PAPER)
+WORKLOADS = ("attention", "core", "train", "prefill", "decode")
+PARTS = ("attention", "core")
+"""Workloads that are a part of one layer."""
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+MIN_RUNS = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """Sizes of a decoder, under the name rows are filed by."""
+
+    name: str
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    tied: bool = False
+
+    def config(self, kind: str, attention: str, max_positions: int, **changes: Any) -> EquitapeConfig:
+        """The configuration of a model of these sizes with an encoding and an attention implementation."""
+        sizes = {
+            "vocab_size": self.vocab_size,
+            "hidden_size": self.hidden_size,
+            "intermediate_size": self.intermediate_size,
+            "num_hidden_layers": self.num_layers,
+            "num_attention_heads": self.num_heads,
+            "num_key_value_heads": self.num_kv_heads,
+            "head_dim": self.head_dim,
+            "max_position_embeddings": max_positions,
+            "tie_word_embeddings": self.tied,
+            "bos_token_id": None,
+            "eos_token_id": None,
+        }
+        return EquitapeConfig(**{**sizes, **changes}, encoding=kind, attn_implementation=attention)
+
+    def resized(self, layers: int | None, width: int | None) -> "Shape":
+        """The same with another depth or width; heads keep their size, the feed-forward part its proportion."""
+        shape = self
+        if layers is not None:
+            shape = replace(shape, name=f"{shape.name}, {layers} layers", num_layers=layers)
+        if width is not None:
+            step = self.head_dim * (self.num_heads // self.num_kv_heads)
+            if width < step or width % step:
+                raise ValueError(
+                    f"Width {width} does not fit shape {self.name!r}: it must be a multiple of {step}, the channels of "
+                    f"the query heads that share a key-value head."
+                )
+            shape = replace(
+                shape,
+                name=f"{shape.name}, width {width}",
+                hidden_size=width,
+                intermediate_size=self.intermediate_size * width // self.hidden_size,
+                num_heads=width // self.head_dim,
+                num_kv_heads=width // step,
+            )
+        return shape
+
+
+SHAPES = {
+    shape.name: shape
+    for shape in (
+        Shape(
+            name="tiny", hidden_size=64, intermediate_size=128, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=16,
+            vocab_size=128,
+        ),
+        Shape(
+            name="155m", hidden_size=768, intermediate_size=3072, num_layers=12, num_heads=12, num_kv_heads=12,
+            head_dim=64, vocab_size=32000,
+        ),
+        Shape(
+            name="smollm2-135m", hidden_size=576, intermediate_size=1536, num_layers=30, num_heads=9, num_kv_heads=3,
+            head_dim=64, vocab_size=49152, tied=True,
+        ),
+        Shape(
+            name="1.1b", hidden_size=2048, intermediate_size=8192, num_layers=16, num_heads=16, num_kv_heads=16,
+            head_dim=128, vocab_size=32000,
+        ),
+    )
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchSettings:
+    """What to measure and how. What is left out follows the device: the 155M shape on CUDA, a tiny one on CPU."""
+
+    shape: str | None = None
+    layers: int | None = None
+    """Another depth than the shape's."""
+    width: int | None = None
+    """Another hidden size than the shape's."""
+    workloads: tuple[str, ...] = WORKLOADS
+    encodings: tuple[str, ...] | None = None
+    lengths: tuple[int, ...] | None = None
+    batches: tuple[int, ...] | None = None
+    cache_lengths: tuple[int, ...] | None = None
+    """Tokens that a decoding step attends to."""
+    dtype: str | None = None
+    compile: bool | None = None
+    """torch.compile, and CUDA graphs for decoding; on by default where there is CUDA."""
+    runs: int | None = None
+    quick: bool = False
+    csv: Path | None = None
+    plot: Path | None = None
+    device: str | None = None
+    seed: int = 0
+    input_sets: int = 4
+    """Runs take turns with these, so that no run finds its inputs in a cache."""
+
+    def __post_init__(self) -> None:
+        for name, given, allowed in (
+            ("shape", (self.shape_name,), SHAPES),
+            ("workload", self.workloads, WORKLOADS),
+            ("encoding", self.encodings or (), {*ENCODINGS, PAPER}),
+            ("dtype", (self.dtype_name,), DTYPES),
+        ):
+            for value in given:
+                if value not in allowed:
+                    raise ValueError(f"Unknown {name} {value!r}.{describe_choices(value, allowed)}")
+        if not self.workloads:
+            raise ValueError(f"Nothing to measure: choose workloads from {', '.join(WORKLOADS)}.")
+        if self.encodings and PAPER in self.encodings and not set(PARTS) & set(self.workloads):
+            raise ValueError(f"{PAPER!r} is a part of a layer, not a model; measure it with workload {PARTS}.")
+        if self.num_runs < MIN_RUNS and not self.quick:
+            raise ValueError(f"{self.num_runs} runs are too few for a median; take {MIN_RUNS} or more, or say --quick.")
+        if self.num_runs < 1 or self.input_sets < 3:
+            raise ValueError("A measurement needs at least one run and three sets of inputs to take turns with.")
+        for name, numbers, least in (
+            ("length", self.all_lengths, 2),
+            ("cache length", self.all_cache_lengths, 2),
+            ("batch", self.all_batches, 1),
+            ("layers", () if self.layers is None else (self.layers,), 1),
+        ):
+            for number in numbers:
+                if number < least:
+                    raise ValueError(f"The {name} is {number}; it must be {least} or more.")
+        if self.torch_device.type == "cuda" and not torch.cuda.is_available():
+            raise ValueError("This machine has no CUDA device; leave the device out to measure on the CPU.")
+        self.model_shape  # noqa: B018  refuses a width that does not fit
+
+    @property
+    def torch_device(self) -> torch.device:
+        return torch.device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+
+    @property
+    def on_cuda(self) -> bool:
+        return self.torch_device.type == "cuda"
+
+    @property
+    def shape_name(self) -> str:
+        return self.shape or ("155m" if self.on_cuda else "tiny")
+
+    @property
+    def model_shape(self) -> Shape:
+        return SHAPES[self.shape_name].resized(self.layers, self.width)
+
+    @property
+    def dtype_name(self) -> str:
+        return self.dtype or ("bfloat16" if self.on_cuda else "float32")
+
+    @property
+    def compiled(self) -> bool:
+        return self.on_cuda if self.compile is None else self.compile
+
+    @property
+    def num_runs(self) -> int:
+        return self.runs if self.runs is not None else (3 if self.quick else MIN_RUNS)
+
+    @property
+    def warm_up(self) -> int:
+        """Untimed runs, at least one for every set of inputs."""
+        return self.input_sets if self.quick or not self.on_cuda else max(10, self.input_sets)
+
+    @property
+    def all_lengths(self) -> tuple[int, ...]:
+        return self.lengths or ((1024,) if self.on_cuda else (128,))
+
+    @property
+    def all_cache_lengths(self) -> tuple[int, ...]:
+        return self.cache_lengths or self.all_lengths
+
+    @property
+    def all_batches(self) -> tuple[int, ...]:
+        return self.batches or ((16,) if self.on_cuda else (2,))
+
+    def encodings_for(self, workload: str) -> tuple[str, ...]:
+        """What to measure a workload with: RoPE first where it is asked for, and again last, to show drift."""
+        chosen = [kind for kind in self.encodings or DEFAULT_ENCODINGS if workload in PARTS or kind != PAPER]
+        chosen = list(dict.fromkeys(chosen))
+        if "rope" in chosen:
+            chosen.remove("rope")
+            chosen = ["rope", *chosen, *(["rope"] if chosen else [])]
+        return tuple(chosen)

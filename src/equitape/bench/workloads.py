@@ -1,0 +1,297 @@
+"""What is timed: a path for each workload, built so that a reference has the very same weights and inputs."""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import StaticCache
+
+from ..model import EquitapeForCausalLM
+from .paper_layout import PaperLayout, join_state, split_state
+from .parts import AttentionPart
+from .shapes import PAPER, PARTS, Shape
+
+BACKWARD = "+backward"
+MEASURES = {
+    "attention": ("attention", f"attention{BACKWARD}"),
+    "core": ("core", f"core{BACKWARD}"),
+    "train": ("train",),
+    "prefill": ("prefill",),
+    "decode": ("decode",),
+}
+"""What is measured for a workload, each with rows of its own."""
+
+Outputs = dict[str, list[Tensor]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One thing to measure. Weights and inputs are drawn from `seed` and rounded to `dtype`."""
+
+    measure: str
+    encoding: str
+    shape: Shape
+    batch: int
+    length: int
+    """Tokens in a sequence; for "decode" the tokens attended to."""
+    dtype: torch.dtype
+    device: torch.device
+    seed: int = 0
+    input_sets: int = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """How a case is computed."""
+
+    attention: str = "sdpa"
+    dtype: torch.dtype
+    compiled: bool = False
+
+
+@dataclass(kw_only=True)
+class Path:
+    """A case made ready to run."""
+
+    call: Callable[[int], Any]
+    """One run on a set of inputs; this is timed."""
+    outputs: Callable[[], Outputs]
+    """What the path computes, by name, for comparison."""
+    num_parameters: int
+    before: Callable[[int], Any] = lambda index: None
+    """Untimed preparation of a run."""
+    is_part: bool = False
+    """A part of a layer, which in a model would find the device busy and its launches queued."""
+    note: str = ""
+
+
+def build(case: Case, variant: Variant) -> Path:
+    """Make a case ready to run."""
+    workload = case.measure.removesuffix(BACKWARD)
+    if workload in PARTS:
+        with torch.device(case.device):
+            return _part(case, variant, workload == "attention")
+    return {"train": _train, "prefill": _prefill, "decode": _decode}[workload](case, variant)
+
+
+@torch.no_grad()
+def randomise_encoding(module: nn.Module) -> None:
+    """Move every parameter of the encoding: many start at zero, where a wrong path may compute the right thing."""
+    for name, parameter in module.named_parameters():
+        if "encoding" in name:
+            spread = 0.3 / parameter.shape[-1] ** 0.5 if parameter.dim() > 1 else 0.1
+            parameter.add_(spread * torch.randn_like(parameter))
+
+
+def _cast(module: nn.Module, case: Case, variant: Variant) -> None:
+    randomise_encoding(module)
+    module.to(case.dtype).to(variant.dtype)
+
+
+def _draw(case: Case, variant: Variant, *shape: int) -> Tensor:
+    return torch.randn(*shape).to(case.dtype).to(variant.dtype)
+
+
+def _compile(function: Callable[..., Any], variant: Variant) -> Callable[..., Any]:
+    return torch.compile(function, fullgraph=True, dynamic=False) if variant.compiled else function
+
+
+def _by_owner(names: list[str], gradients: list[Tensor]) -> Outputs:
+    """Gradients of the encoding's parameters apart: among all others nobody would miss them."""
+    groups: Outputs = {}
+    for name, gradient in zip(names, gradients, strict=True):
+        owner = "gradients of the encoding" if "encoding" in name else "gradients"
+        groups.setdefault(owner, []).append(gradient)
+    return groups
+
+
+def _part(case: Case, variant: Variant, projections: bool) -> Path:
+    # in the paper's layout there is no other reference than our own TAPE
+    in_layout = case.encoding == PAPER and variant.attention != "eager"
+    kind = "tape" if case.encoding == PAPER else case.encoding
+    torch.manual_seed(case.seed)
+    part = AttentionPart(case.shape, kind, variant.attention, case.length, projections)
+    _cast(part, case, variant)
+    torch.manual_seed(case.seed + 1)
+    hiddens = [_draw(case, variant, case.batch, case.length, part.input_size) for _ in range(case.input_sets)]
+    start = part.begin(hiddens[0])
+    inputs: list[tuple[Tensor | None, ...]] = []
+    slopes: list[list[Tensor]] = []
+    for hidden in hiddens:
+        slopes.append([_draw(case, variant, case.batch, case.length, case.shape.hidden_size)])
+        if not part.updates:
+            inputs.append((hidden.requires_grad_(), start))
+            continue
+        assert start is not None
+        # as in the middle of a model: of every token its own, and trained through
+        full = (case.batch, *start.shape[1:])
+        state = (start + 0.3 * torch.randn(full)).to(case.dtype).to(variant.dtype)
+        slope = _draw(case, variant, *full)
+        states = split_state(state) if in_layout else (state,)
+        inputs.append((hidden.requires_grad_(), *(each.requires_grad_() for each in states)))
+        # the paper's layout holds every number twice, so each copy gets half of the slope
+        slopes[-1] += [each / 2 for each in split_state(slope)] if in_layout else [slope]
+    function = _compile(PaperLayout(part) if in_layout else part, variant)
+    backward = case.measure.endswith(BACKWARD)
+    num_parameters = len(list(part.parameters()))
+
+    def forward(index: int) -> tuple[Tensor, ...]:
+        with torch.no_grad():
+            return function(*inputs[index])
+
+    def both(index: int) -> tuple[tuple[Tensor, ...], list[Tensor]]:
+        results = function(*inputs[index])
+        torch.autograd.backward(results, slopes[index])
+        leaves = (inputs[index][0], *part.parameters(), *inputs[index][1:])
+        gradients = [each.grad for each in leaves if each is not None and each.grad is not None]
+        for each in leaves:
+            if each is not None:
+                each.grad = None
+        return results, gradients
+
+    def outputs() -> Outputs:
+        results, gradients = both(0) if backward else (forward(0), [])
+        found = {"attended": [results[0].detach()]}
+        if part.updates:
+            found["state"] = [(join_state(*results[1:]) if in_layout else results[1]).detach()]
+        if backward:
+            found["gradient of the input"] = [gradients[0]]
+            found |= _by_owner([name for name, _ in part.named_parameters()], gradients[1 : 1 + num_parameters])
+        return found
+
+    return Path(
+        call=both if backward else forward,
+        outputs=outputs,
+        num_parameters=sum(parameter.numel() for parameter in part.parameters()),
+        is_part=True,
+    )
+
+
+def _model(case: Case, variant: Variant) -> tuple[EquitapeForCausalLM, list[Tensor]]:
+    """A model and its sets of tokens [B, N], or [B, 1] to decode."""
+    columns = 1 if case.measure == "decode" else case.length
+    with torch.device(case.device):
+        torch.manual_seed(case.seed)
+        model = EquitapeForCausalLM(case.shape.config(case.encoding, variant.attention, case.length))
+        _cast(model, case, variant)
+        torch.manual_seed(case.seed + 1)
+        tokens = [torch.randint(case.shape.vocab_size, (case.batch, columns)) for _ in range(case.input_sets)]
+    return model.eval(), tokens
+
+
+def _train(case: Case, variant: Variant) -> Path:
+    model, tokens = _model(case, variant)
+    model.train()
+    if variant.attention == "eager" and case.device.type != "meta":
+        # only ever a reference, which may take its time but not all the memory
+        model.gradient_checkpointing_enable()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=case.device.type == "cuda")
+    loss_of = _compile(lambda ids: model(input_ids=ids, labels=ids, use_cache=False).loss, variant)
+
+    def call(index: int) -> None:
+        loss_of(tokens[index]).backward()
+        if case.device.type != "meta":
+            optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    def outputs() -> Outputs:
+        loss = loss_of(tokens[0])
+        loss.backward()
+        trained = [(name, each.grad) for name, each in model.named_parameters() if each.grad is not None]
+        optimizer.zero_grad(set_to_none=True)
+        groups = _by_owner([name for name, _ in trained], [gradient for _, gradient in trained])
+        return {"loss": [loss.detach()], **groups}
+
+    return Path(call=call, outputs=outputs, num_parameters=model.num_parameters())
+
+
+def _prefill(case: Case, variant: Variant) -> Path:
+    model, tokens = _model(case, variant)
+    function = _compile(lambda ids: model(input_ids=ids, use_cache=False, logits_to_keep=1).logits, variant)
+
+    def call(index: int) -> Tensor:
+        with torch.no_grad():
+            return function(tokens[index])
+
+    def outputs() -> Outputs:
+        return {"logits": [call(index) for index in range(len(tokens))]}
+
+    return Path(call=call, outputs=outputs, num_parameters=model.num_parameters())
+
+
+def _decode(case: Case, variant: Variant) -> Path:
+    """One token whose cache, this token included, is full: every step is the same step."""
+    model, tokens = _model(case, variant)
+    cache = StaticCache(config=model.config, max_cache_len=case.length)
+    token = tokens[0].clone()
+    with torch.no_grad():
+        # the first step makes the buffers, as wide as the encoding's values are
+        model(input_ids=token, past_key_values=cache)
+        for layer in cache.layers:
+            for buffer in (layer.keys, layer.values):
+                buffer.copy_(0.5 * torch.randn(buffer.shape, device=case.device).to(case.dtype))
+
+    def before(index: int) -> None:
+        token.copy_(tokens[index])
+        for layer in cache.layers:
+            layer.cumulative_length.fill_(case.length - 1)
+
+    function = _compile(lambda: model(input_ids=token, past_key_values=cache).logits, variant)
+    note = ""
+    if variant.compiled and case.device.type == "cuda":
+        with torch.no_grad():
+            function, note = _capture(function, lambda: before(0))
+
+    def call(index: int) -> Tensor:
+        with torch.no_grad():
+            return function()
+
+    def outputs() -> Outputs:
+        found = []
+        for index in range(len(tokens)):
+            before(index)
+            found.append(call(index).clone())
+        return {"logits": found}
+
+    return Path(call=call, outputs=outputs, num_parameters=model.num_parameters(), before=before, note=note)
+
+
+def _capture(step: Callable[[], Tensor], before: Callable[[], None]) -> tuple[Callable[[], Tensor], str]:
+    """A decoding step as a CUDA graph, or as it is where it cannot be captured, with a note that says so."""
+    for _ in range(3):
+        before()
+        step()
+    before()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph):
+            logits = step()
+    except RuntimeError as error:
+        if "captur" not in str(error):
+            raise
+        return step, "no CUDA graph"
+
+    def replay() -> Tensor:
+        graph.replay()
+        return logits
+
+    return replay, ""
+
+
+@contextlib.contextmanager
+def plain_kernels() -> Iterator[None]:
+    """Our own kernels in plain PyTorch, on any device."""
+    before = os.environ.get("EQUITAPE_KERNELS")
+    os.environ["EQUITAPE_KERNELS"] = "reference"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["EQUITAPE_KERNELS"]
+        else:
+            os.environ["EQUITAPE_KERNELS"] = before

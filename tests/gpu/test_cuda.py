@@ -1,0 +1,174 @@
+"""What only a GPU can show: fused kernels agree with plain attention, and the ones we mean are the ones that run."""
+
+import warnings
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from cases import build, draw_tokens, gap
+from equitape.model import views
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+SIZES = {
+    "hidden_size": 256,
+    "intermediate_size": 256,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 4096,
+}
+
+
+def on_gpu(case, dtype=torch.bfloat16, **changes):
+    return build(case, dtype=dtype, **{**SIZES, **changes}).cuda()
+
+
+def tokens_on_gpu(rows, columns, seed=0):
+    return draw_tokens(rows, columns, seed).cuda()
+
+
+def operators(run):
+    """Names of the attention operators that a call used."""
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as trace:
+        run()
+        torch.cuda.synchronize()
+    return {event.key for event in trace.key_averages() if "attention" in event.key}
+
+
+def relative_error(found, expected):
+    return ((found.double() - expected.double()).norm() / expected.double().norm()).item()
+
+
+@pytest.mark.parametrize("case", ["rope", "tape", "nope", "xpos", "tape-options"])
+def test_cudnn_serves_training_prefill_and_decoding(case):
+    model = on_gpu(case)
+    tokens = tokens_on_gpu(2, 256)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        used = operators(lambda: model(tokens, labels=tokens, use_cache=False).loss.backward())
+        assert "aten::_scaled_dot_product_cudnn_attention" in used
+        assert not any("math" in name for name in used)
+        with torch.no_grad():
+            cache = model(tokens, use_cache=True).past_key_values
+            used = operators(lambda: model(tokens[:, :1], past_key_values=cache))
+    assert "aten::_scaled_dot_product_cudnn_attention" in used
+    assert not any("math" in name for name in used)
+
+
+@pytest.mark.parametrize("case", ["rope", "alibi", "t5", "tape", "tape-options", "fire", "cope"])
+def test_half_precision_error_is_at_most_twice_that_of_eager(case):
+    exact = on_gpu(case, torch.float64)
+    tokens = tokens_on_gpu(2, 200)
+    errors, gradients = {}, {}
+    expected = exact(tokens, use_cache=False).logits
+    expected.square().mean().backward()
+    for implementation in ("eager", "sdpa"):
+        model = on_gpu(case)
+        exact.load_state_dict({name: weight.double() for name, weight in model.state_dict().items()})
+        exact.zero_grad()
+        expected = exact(tokens, use_cache=False).logits
+        expected.square().mean().backward()
+        model.set_attn_implementation(implementation)
+        found = model(tokens, use_cache=False).logits
+        found.square().mean().backward()
+        errors[implementation] = relative_error(found, expected)
+        gradients[implementation] = {
+            name: relative_error(p.grad, q.grad)
+            for (name, p), (_, q) in zip(model.named_parameters(), exact.named_parameters(), strict=True)
+        }
+    assert errors["sdpa"] <= 2 * errors["eager"]
+    worst = max(gradients["sdpa"], key=lambda name: gradients["sdpa"][name] / gradients["eager"][name])
+    assert gradients["sdpa"][worst] <= 2 * gradients["eager"][worst], worst
+
+
+@pytest.mark.parametrize("heads", [(4, 2), (6, 2), (4, 4)])
+@pytest.mark.parametrize("case", ["rope", "alibi", "t5", "tape"])
+def test_flex_attention_values_and_gradients(case, heads):
+    """Bias encodings have gradients through FlexAttention, grouped heads of any ratio included."""
+    sizes = {"num_attention_heads": heads[0], "num_key_value_heads": heads[1], "head_dim": 64}
+    model = on_gpu(case, torch.float32, **sizes)
+    tokens = tokens_on_gpu(2, 150)
+    mask = torch.ones_like(tokens)
+    mask[1, :20] = 0
+    results = []
+    for implementation in ("eager", "flex_attention"):
+        model.set_attn_implementation(implementation)
+        model.zero_grad()
+        logits = model(tokens, attention_mask=mask, use_cache=False).logits[mask.bool()]
+        logits.square().mean().backward()
+        results.append((logits.detach(), {name: p.grad.clone() for name, p in model.named_parameters()}))
+    assert relative_error(results[1][0], results[0][0]) < 1e-4
+    for name, grad in results[0][1].items():
+        assert relative_error(results[1][1][name], grad) < 1e-3, name
+
+
+@pytest.mark.parametrize("case", ["rope", "tape"])
+@pytest.mark.parametrize("kind", ["packed", "padded", "windowed"])
+def test_block_masks_equal_dense_masks(case, kind, monkeypatch):
+    """Long rows with a mask go through FlexAttention even under sdpa; the function stays the same."""
+    model = on_gpu(case, torch.float32, **({"sliding_window": 100} if kind == "windowed" else {}))
+    tokens = tokens_on_gpu(2, 640)
+    inputs = {}
+    valid = torch.ones_like(tokens).bool()
+    if kind == "packed":
+        inputs["segment_ids"] = (torch.arange(640, device="cuda") // 200)[None].expand(2, -1)
+    if kind == "padded":
+        valid[1, :70] = False
+        inputs["attention_mask"] = valid.long()
+    results = []
+    for limit in (512, 10_000):
+        monkeypatch.setattr(views, "BLOCK_MASK_TOKENS", limit)
+        model.zero_grad()
+        logits = model(tokens, use_cache=False, **inputs).logits
+        assert torch.isfinite(logits).all()
+        logits[valid].square().mean().backward()
+        results.append((logits[valid].detach(), {name: p.grad.clone() for name, p in model.named_parameters()}))
+    assert relative_error(results[0][0], results[1][0]) < 1e-4
+    for name, grad in results[0][1].items():
+        assert relative_error(grad, results[1][1][name]) < 1e-3, name
+
+
+def test_a_slow_kernel_is_named_once():
+    model = on_gpu("tensor_tape")  # the paper's layout: a value three times as wide as the key
+    tokens = tokens_on_gpu(1, 64)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        used = operators(lambda: [model(tokens) for _ in range(2)])
+    slow = any("math" in name for name in used)
+    assert slow == any("No fused attention kernel" in str(warning.message) for warning in caught)
+
+
+@pytest.mark.parametrize("case", ["tape", "rope"])
+def test_compiled_training_step(case):
+    model = on_gpu(case, torch.float32)
+    tokens = tokens_on_gpu(2, 256)
+    results = []
+    for run in (model, torch.compile(model, fullgraph=True)):
+        model.zero_grad()
+        logits = run(tokens, use_cache=False).logits
+        logits.square().mean().backward()
+        results.append((logits.detach(), {name: p.grad.clone() for name, p in model.named_parameters()}))
+    assert relative_error(results[1][0], results[0][0]) < 1e-4
+    for name, grad in results[0][1].items():
+        assert relative_error(results[1][1][name], grad) < 1e-3, name
+
+
+@pytest.mark.parametrize("case", ["tape", "rope", "alibi"])
+@pytest.mark.parametrize("cache", ["static", "offloaded", "offloaded_static"])
+def test_generation_agrees_over_caches(case, cache):
+    model = on_gpu(case, torch.float32)
+    tokens = tokens_on_gpu(2, 16)
+    settings = {"attention_mask": torch.ones_like(tokens), "max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+    expected = model.generate(tokens, **settings)
+    assert torch.equal(model.generate(tokens, cache_implementation=cache, disable_compile=True, **settings), expected)
+
+
+def test_shift_of_all_ids_on_the_gpu():
+    model = on_gpu("tape", torch.float32)
+    tokens = tokens_on_gpu(2, 64)
+    ids = torch.arange(64, device="cuda")[None]
+    with torch.no_grad():
+        assert gap(model(tokens, position_ids=ids + 1_000_000).logits, model(tokens, position_ids=ids).logits) < 1e-3
