@@ -66,10 +66,12 @@ def randomise(model: torch.nn.Module, seed: int = 0) -> None:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64).to(parameter)
-            if "norm" in name or parameter.dim() == 0:
+            if parameter.dim() < 2:
                 parameter.add_(0.2 * noise)
             else:
-                parameter.copy_(0.25 * noise)
+                # of a size at which neither signals nor rounding errors grow from layer to layer
+                scale = (0.7 if "encoding" in name else 1.4) / parameter.shape[-1] ** 0.5
+                parameter.copy_(scale * noise)
 
 
 def build(case: str, options: dict | None = None, dtype=torch.float64, seed: int = 0, **changes) -> EquitapeForCausalLM:

@@ -11,6 +11,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import pytest
 import torch
+
+# before transformers brings Triton in: without a GPU its kernels run under the interpreter
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 import transformers
 
 torch.set_num_threads(1)

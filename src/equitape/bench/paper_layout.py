@@ -26,6 +26,11 @@ def join_state(cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((cos[..., :half], sin[..., :half]), dim=-1)
 
 
+def join_gradient(cos: Tensor, sin: Tensor) -> Tensor:
+    """The gradient of a field from those of its cosine and sine, whose two copies both came from it; [B, G, N, D]."""
+    return torch.cat([first + second for first, second in (cos.chunk(2, -1), sin.chunk(2, -1))], dim=-1)
+
+
 def turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """x cos + rotate_half(x) sin, for x [B, H, N, D] and a state on as many heads or on fewer."""
     ratio = x.shape[1] // cos.shape[1]

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 import torch
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -107,42 +108,44 @@ def drifts(rows: Sequence[Row]) -> dict[tuple[str, int, int], float]:
 
 
 def print_table(rows: Sequence[Row], console: Console) -> None:
-    """One table for people, and how far RoPE drifted between its two turns."""
+    """A table for people for each group of rows, and how far RoPE drifted between its two turns."""
     first = rows[0]
     how = "compiled" if first.compile else "not compiled"
-    table = Table(title=f"{first.shape}, {first.dtype}, {how}, {first.gpu}, torch {first.torch}")
-    table.add_column("workload")
-    table.add_column("encoding")
-    for name in ("batch", "length", "ms", "10 to 90 %", "to RoPE", "peak MiB", "GFLOP", "GMAC", "M params"):
-        table.add_column(name, justify="right")
-    table.add_column("note")
-    for _, group in itertools.groupby(rows, lambda row: row.group):
+    console.print(f"{first.shape}, {first.dtype}, {how}, {first.gpu}, torch {first.torch}", highlight=False)
+    drift = drifts(rows)
+    for (workload, batch, length), group in itertools.groupby(rows, lambda row: row.group):
+        title = f"{workload}, {batch} x {length}"
+        if (workload, batch, length) in drift:
+            title += f" (RoPE measured again: {drift[workload, batch, length]:+.1%})"
+        table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+        table.add_column("encoding")
+        for name in ("ms", "spread", "to RoPE", "peak MiB", "GFLOP", "M params"):
+            table.add_column(name, justify="right")
+        notes = []
         for row in group:
             table.add_row(*_cells(row))
-        table.add_section()
-    console.print(table)
-    for (workload, batch, length), drift in drifts(rows).items():
-        console.print(f"RoPE measured again, {workload}, {batch} x {length}: {drift:+.1%}")
+            if row.note:
+                notes.append(f"  {row.encoding}: {row.note}")
+        console.print(table)
+        for note in notes:
+            console.print(note, highlight=False, markup=False)
 
 
 def _cells(row: Row) -> list[str]:
     def number(value: float | None, pattern: str) -> str:
         return "" if value is None else format(value, pattern)
 
-    note = row.note if row.status == OK else f"{row.status}: {row.note}" if row.note else row.status
+    spread = ""
+    if row.ms_median and row.ms_low and row.ms_high:
+        spread = f"{row.ms_low / row.ms_median - 1:.0%} +{row.ms_high / row.ms_median - 1:.0%}"
     return [
-        row.workload,
         row.encoding,
-        str(row.batch),
-        str(row.length),
-        number(row.ms_median, ".3f"),
-        "" if row.ms_low is None else f"{row.ms_low:.3f} to {row.ms_high:.3f}",
+        row.status if row.ms_median is None else f"{row.ms_median:.3f}",
+        spread,
         number(row.ratio, ".2f"),
         number(row.peak_mib, ",.0f"),
         number(row.gflops, ",.2f"),
-        number(row.gmacs, ",.2f"),
         "" if row.params is None else f"{row.params / 1e6:,.2f}",
-        note,
     ]
 
 

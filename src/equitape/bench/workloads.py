@@ -1,8 +1,6 @@
 """What is timed: a path for each workload, built so that a reference has the very same weights and inputs."""
 
-import contextlib
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +9,7 @@ from torch import Tensor, nn
 from transformers import StaticCache
 
 from ..model import EquitapeForCausalLM
-from .paper_layout import PaperLayout, join_state, split_state
+from .paper_layout import PaperLayout, join_gradient, join_state, split_state
 from .parts import AttentionPart
 from .shapes import PAPER, PARTS, Shape
 
@@ -113,6 +111,7 @@ def _part(case: Case, variant: Variant, projections: bool) -> Path:
     # in the paper's layout there is no other reference than our own TAPE
     in_layout = case.encoding == PAPER and variant.attention != "eager"
     kind = "tape" if case.encoding == PAPER else case.encoding
+    backward = case.measure.endswith(BACKWARD)
     torch.manual_seed(case.seed)
     part = AttentionPart(case.shape, kind, variant.attention, case.length, projections)
     _cast(part, case, variant)
@@ -124,7 +123,7 @@ def _part(case: Case, variant: Variant, projections: bool) -> Path:
     for hidden in hiddens:
         slopes.append([_draw(case, variant, case.batch, case.length, case.shape.hidden_size)])
         if not part.updates:
-            inputs.append((hidden.requires_grad_(), start))
+            inputs.append((hidden.requires_grad_(backward), start))
             continue
         assert start is not None
         # as in the middle of a model: of every token its own, and trained through
@@ -132,11 +131,10 @@ def _part(case: Case, variant: Variant, projections: bool) -> Path:
         state = (start + 0.3 * torch.randn(full)).to(case.dtype).to(variant.dtype)
         slope = _draw(case, variant, *full)
         states = split_state(state) if in_layout else (state,)
-        inputs.append((hidden.requires_grad_(), *(each.requires_grad_() for each in states)))
+        inputs.append(tuple(each.requires_grad_(backward) for each in (hidden, *states)))
         # the paper's layout holds every number twice, so each copy gets half of the slope
         slopes[-1] += [each / 2 for each in split_state(slope)] if in_layout else [slope]
     function = _compile(PaperLayout(part) if in_layout else part, variant)
-    backward = case.measure.endswith(BACKWARD)
     num_parameters = len(list(part.parameters()))
 
     def forward(index: int) -> tuple[Tensor, ...]:
@@ -161,6 +159,9 @@ def _part(case: Case, variant: Variant, projections: bool) -> Path:
         if backward:
             found["gradient of the input"] = [gradients[0]]
             found |= _by_owner([name for name, _ in part.named_parameters()], gradients[1 : 1 + num_parameters])
+            if part.updates:
+                of_state = gradients[1 + num_parameters :]
+                found["gradient of the state"] = [join_gradient(*of_state) if in_layout else of_state[0]]
         return found
 
     return Path(
@@ -199,12 +200,11 @@ def _train(case: Case, variant: Variant) -> Path:
         optimizer.zero_grad(set_to_none=True)
 
     def outputs() -> Outputs:
-        loss = loss_of(tokens[0])
-        loss.backward()
+        # gradients show more than the loss, one number that many mistakes leave as it is
+        loss_of(tokens[0]).backward()
         trained = [(name, each.grad) for name, each in model.named_parameters() if each.grad is not None]
         optimizer.zero_grad(set_to_none=True)
-        groups = _by_owner([name for name, _ in trained], [gradient for _, gradient in trained])
-        return {"loss": [loss.detach()], **groups}
+        return _by_owner([name for name, _ in trained], [gradient for _, gradient in trained])
 
     return Path(call=call, outputs=outputs, num_parameters=model.num_parameters())
 
@@ -281,17 +281,3 @@ def _capture(step: Callable[[], Tensor], before: Callable[[], None]) -> tuple[Ca
         return logits
 
     return replay, ""
-
-
-@contextlib.contextmanager
-def plain_kernels() -> Iterator[None]:
-    """Our own kernels in plain PyTorch, on any device."""
-    before = os.environ.get("EQUITAPE_KERNELS")
-    os.environ["EQUITAPE_KERNELS"] = "reference"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["EQUITAPE_KERNELS"]
-        else:
-            os.environ["EQUITAPE_KERNELS"] = before

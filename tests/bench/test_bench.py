@@ -1,0 +1,248 @@
+"""The benchmark on a tiny shape: what it measures, what it refuses to time, what it writes."""
+
+import csv
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from rich.console import Console
+from typer.testing import CliRunner
+
+import equitape.encodings.tape as tape
+from equitape.bench import SHAPES, WORKLOADS, BenchSettings, agreement, command, measure, report
+from equitape.bench.shapes import DEFAULT_ENCODINGS, PAPER
+from equitape.bench.workloads import MEASURES, Case, Variant, build
+from equitape.cli import app
+
+CPU = torch.device("cpu")
+TINY = SHAPES["tiny"]
+COLUMNS = [
+    "date", "commit", "gpu", "torch", "transformers", "triton", "dtype", "compile", "shape", "workload", "encoding",
+    "batch", "length", "ms_median", "ms_low", "ms_high", "ratio", "peak_mib", "params", "gflops",
+]  # fmt: skip
+
+
+def make_case(name="core", encoding="tape", **changes):
+    sizes = {"shape": TINY, "batch": 2, "length": 12, "dtype": torch.float32, "device": CPU, "input_sets": 3}
+    return Case(measure=name, encoding=encoding, **{**sizes, **changes})
+
+
+def quick(**changes):
+    return BenchSettings(
+        **{
+            "quick": True,
+            "runs": 2,
+            "lengths": (12,),
+            "batches": (2,),
+            "input_sets": 3,
+            "device": "cpu",
+            "dtype": "float32",
+            "shape": "tiny",
+            **changes,
+        }
+    )
+
+
+def run_quietly(settings):
+    with open("/dev/null", "w") as nowhere:
+        return command.run(settings, Console(file=nowhere))
+
+
+@pytest.mark.parametrize("kv_heads", [2, 4])
+@pytest.mark.parametrize("name", ["attention", "attention+backward", "core+backward"])
+def test_paper_layout_is_our_layer_computed_another_way(name, kv_heads):
+    shape = replace(TINY, num_kv_heads=kv_heads)
+    case = make_case(name, shape=shape, dtype=torch.float64)
+    ours = build(case, Variant(dtype=torch.float64)).outputs()
+    theirs = build(replace(case, encoding=PAPER), Variant(dtype=torch.float64)).outputs()
+    assert set(ours) == set(theirs)
+    assert "state" in ours
+    assert ("gradient of the state" in ours) == name.endswith("backward")
+    for key in ours:
+        assert agreement.distance(theirs[key], ours[key]) < 1e-12, key
+
+
+def test_parts_are_the_block_of_the_model():
+    """The layer cut out gives what a model of the same weights gives up to the feed-forward part."""
+    path = build(make_case("attention", dtype=torch.float64), Variant(dtype=torch.float64))
+    eager = build(make_case("attention", dtype=torch.float64), Variant(attention="eager", dtype=torch.float64))
+    for key, tensors in path.outputs().items():
+        assert agreement.distance(tensors, eager.outputs()[key]) < 1e-12
+    rope = build(make_case("attention", "rope", dtype=torch.float64), Variant(dtype=torch.float64)).outputs()
+    assert agreement.distance(rope["attended"], path.outputs()["attended"]) > 1e-3
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_every_workload_and_encoding_gives_complete_rows(workload):
+    rows = run_quietly(quick(workloads=(workload,)))
+    encodings = [kind for kind in DEFAULT_ENCODINGS if workload in ("attention", "core") or kind != PAPER]
+    assert [row.encoding for row in rows] == [*encodings, "rope (again)"] * len(MEASURES[workload])
+    for row in rows:
+        assert (row.status, row.note) == (report.OK, "")
+        assert 0 < row.ms_low <= row.ms_median <= row.ms_high
+        assert row.ratio > 0
+        assert row.gflops == 2 * row.gmacs > 0
+        assert row.peak_mib is None
+        assert row.params is not None
+        assert row.torch == torch.__version__
+    assert rows[0].ratio == 1.0
+
+
+def lose_the_mix(monkeypatch):
+    """Break the path, not the reference: it alone runs with the plain kernels."""
+    import os
+
+    real = tape.update_field
+
+    def broken(field, carried, gate, carry, mix_in, mix_out, normalize=False):
+        if os.environ.get("EQUITAPE_KERNELS") != "reference":
+            gate = 0 * gate
+        return real(field, carried, gate, carry, mix_in, mix_out, normalize)
+
+    monkeypatch.setattr(tape, "update_field", broken)
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_a_broken_path_is_not_timed(monkeypatch, workload):
+    lose_the_mix(monkeypatch)
+    settings = quick(workloads=(workload,), encodings=("rope", "tape"))
+    rows = [row for row in run_quietly(settings) if row.encoding == "tape"]
+    assert rows
+    for row in rows:
+        assert row.status == report.DISAGREES
+        assert "allowed" in row.note
+        assert row.ms_median is row.ratio is row.ms_low is None
+
+
+def test_nan_and_missing_outputs_disagree():
+    expected = {"logits": [torch.ones(3)]}
+    assert agreement.compare({"logits": [torch.full((3,), float("nan"))]}, expected, {"logits": 0.1})
+    assert agreement.compare({}, expected, {"logits": 0.1})
+    assert agreement.compare({"logits": [torch.ones(2)]}, expected, {"logits": 0.1})
+    assert not agreement.compare({"logits": [torch.ones(3)]}, expected, {"logits": 0.1})
+
+
+def test_a_reference_too_large_is_compared_at_a_smaller_size(monkeypatch):
+    real = agreement.build
+
+    def little_memory(case, variant):
+        if variant.attention == "eager" and case.batch * case.length > 300:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return real(case, variant)
+
+    monkeypatch.setattr(agreement, "build", little_memory)
+    rows = run_quietly(quick(workloads=("core",), encodings=("tape",), lengths=(256,), batches=(4,)))
+    assert [row.note for row in rows] == ["compared at 1 x 256"] * 2
+    assert all(row.ms_median for row in rows)
+
+
+def test_out_of_memory_and_failures_are_rows(monkeypatch):
+    errors = iter([torch.OutOfMemoryError("CUDA out of memory. Tried"), RuntimeError("no kernel\nfor this")])
+
+    def fail(case, compiled):
+        raise next(errors)
+
+    monkeypatch.setattr(command, "checked_path", fail)
+    rows = run_quietly(quick(workloads=("prefill",), encodings=("nope", "tape")))
+    assert [row.status for row in rows] == [report.OUT_OF_MEMORY, report.FAILED]
+    assert rows[1].note == "RuntimeError: no kernel"
+    wrapped = RuntimeError("compiler failed")
+    wrapped.__cause__ = torch.OutOfMemoryError("CUDA out of memory")
+    assert measure.is_out_of_memory(wrapped)
+
+
+def test_operations_are_those_on_paper():
+    """Two matrix products of scores and values a head, doubled by multiply and add; TAPE adds, the paper's layout more."""
+    case = make_case(encoding="rope")
+    heads, tokens, dim = TINY.num_heads, case.length, TINY.head_dim
+    rope = measure.count_operations(case)
+    assert rope == case.batch * heads * 2 * (2 * tokens * tokens * dim)
+    ours = measure.count_operations(replace(case, encoding="tape"))
+    theirs = measure.count_operations(replace(case, encoding=PAPER))
+    assert rope < ours < theirs
+
+
+def test_inputs_take_turns():
+    seen = []
+    path = build(make_case(), Variant(dtype=torch.float32))
+    path.call = seen.append
+    timing = measure.time_path(path, make_case(), runs=5, warm_up=3)
+    assert seen == [0, 1, 2, 0, 1, 2, 0, 1]
+    assert len(timing.milliseconds) == 5
+    assert timing.spread[0] <= timing.median <= timing.spread[1]
+
+
+def test_command_line_writes_table_json_csv_and_plot(tmp_path):
+    file, picture = tmp_path / "results" / "rows.csv", tmp_path / "time.png"
+    arguments = ["bench", "--quick", "--runs", "1", "--shape", "tiny", "--workload", "prefill", "--workload", "decode"]
+    arguments += ["--encoding", "rope", "--encoding", "tape", "--length", "8", "--length", "16", "--cache-length", "9"]
+    arguments += ["--batch", "2", "--dtype", "float32", "--no-compile", "--csv", str(file), "--plot", str(picture)]
+    result = CliRunner().invoke(app, [*arguments, "--json"])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert [(row["workload"], row["encoding"], row["length"]) for row in found["rows"]] == [
+        (workload, encoding, length)
+        for workload, length in (("prefill", 8), ("prefill", 16), ("decode", 9))
+        for encoding in ("rope", "tape", "rope (again)")
+    ]
+    assert len(found["rope_drift"]) == 3
+    with file.open(newline="") as opened:
+        lines = list(csv.DictReader(opened))
+    assert len(lines) == 9
+    assert list(lines[0])[:20] == COLUMNS
+    assert picture.read_bytes()[1:4] == b"PNG"
+    # a second run adds its lines below, and prints a table
+    arguments[arguments.index("--length") + 1] = "4"
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0
+    assert "to RoPE" in result.output
+    assert "measured again" in result.output
+    assert len(file.read_text().splitlines()) == 19
+
+
+def test_a_disagreement_is_told_by_the_exit_code(monkeypatch):
+    lose_the_mix(monkeypatch)
+    sizes = ["--shape", "tiny", "--length", "12", "--dtype", "float32"]
+    result = CliRunner().invoke(app, ["bench", "--quick", "--workload", "core", "--encoding", "tape", *sizes])
+    assert result.exit_code == 1
+    assert "disagrees" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--shape", "155"], "155m"),
+        (["--workload", "training"], "train"),
+        (["--encoding", "tapes"], "tape"),
+        (["--dtype", "int8"], "float32"),
+        (["--runs", "5"], "20"),
+        (["--length", "1"], "length"),
+        (["--batch", "0"], "batch"),
+        (["--width", "50"], "multiple"),
+        (["--encoding", "tape-paper", "--workload", "train"], "part"),
+        (["--length", "many"], "many"),
+    ],
+)
+def test_wrong_input_exits_with_2(arguments, told):
+    result = CliRunner().invoke(app, ["bench", *arguments])
+    assert result.exit_code == 2
+    assert told in result.output
+
+
+def test_a_file_of_other_columns_is_left_alone(tmp_path):
+    file = tmp_path / "other.csv"
+    file.write_text("a,b\n1,2\n")
+    with pytest.raises(ValueError, match="other columns"):
+        run_quietly(quick(csv=file))
+    assert file.read_text() == "a,b\n1,2\n"
+
+
+def test_sizes_can_be_changed():
+    settings = quick(layers=5, width=128)
+    assert (settings.model_shape.num_layers, settings.model_shape.num_heads) == (5, 8)
+    assert settings.model_shape.num_kv_heads == 4
+    assert settings.model_shape.name == "tiny, 5 layers, width 128"
+    assert BenchSettings(device="cpu").num_runs == 20
+    assert quick(encodings=("tape", "rope")).encodings_for("train") == ("rope", "tape", "rope")
+    assert quick(encodings=("rope",)).encodings_for("train") == ("rope",)
