@@ -44,7 +44,7 @@ def encodings(
 
 @app.command()
 def demo(
-    steps: Annotated[int, typer.Option(min=1, help="Training steps for each encoding.")] = 900,
+    steps: Annotated[int, typer.Option(min=1, help="Training steps for each encoding.")] = 1000,
     seed: Annotated[int, typer.Option(help="Seed of weights and sums.")] = 0,
 ) -> None:
     """Train RoPE and TAPE on small additions, compare them, answer a few sums. Minutes on two CPU cores."""
@@ -86,8 +86,9 @@ def bench(
 ) -> None:
     """Measure what encodings cost: time, memory and operations, each beside RoPE's in the same run.
 
-    Sizes left out follow the device: the 155m shape in bfloat16 on CUDA, a tiny one in float32 on the CPU. A result
-    that disagrees with the reference is reported and not timed. Exit code 1 tells that something disagreed or failed.
+    Sizes left out follow the device: the 155m shape in bfloat16 on CUDA, a tiny one in float32 on the CPU.
+
+    A result that disagrees with the reference is reported and not timed; exit code 1 tells so, and failures too.
     """
     from .bench import WORKLOADS, BenchSettings
     from .bench.command import run

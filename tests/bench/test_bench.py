@@ -1,7 +1,9 @@
 """The benchmark on a tiny shape: what it measures, what it refuses to time, what it writes."""
 
 import csv
+import io
 import json
+import os
 from dataclasses import replace
 
 import pytest
@@ -45,8 +47,7 @@ def quick(**changes):
 
 
 def run_quietly(settings):
-    with open("/dev/null", "w") as nowhere:
-        return command.run(settings, Console(file=nowhere))
+    return command.run(settings, Console(file=io.StringIO()))
 
 
 @pytest.mark.parametrize("kv_heads", [2, 4])
@@ -63,8 +64,7 @@ def test_paper_layout_is_our_layer_computed_another_way(name, kv_heads):
         assert agreement.distance(theirs[key], ours[key]) < 1e-12, key
 
 
-def test_parts_are_the_block_of_the_model():
-    """The layer cut out gives what a model of the same weights gives up to the feed-forward part."""
+def test_parts_agree_between_implementations_and_differ_between_encodings():
     path = build(make_case("attention", dtype=torch.float64), Variant(dtype=torch.float64))
     eager = build(make_case("attention", dtype=torch.float64), Variant(attention="eager", dtype=torch.float64))
     for key, tensors in path.outputs().items():
@@ -91,8 +91,6 @@ def test_every_workload_and_encoding_gives_complete_rows(workload):
 
 def lose_the_mix(monkeypatch):
     """Break the path, not the reference: it alone runs with the plain kernels."""
-    import os
-
     real = tape.update_field
 
     def broken(field, carried, gate, carry, mix_in, mix_out, normalize=False):
@@ -221,7 +219,7 @@ def test_a_disagreement_is_told_by_the_exit_code(monkeypatch):
         (["--batch", "0"], "batch"),
         (["--width", "50"], "multiple"),
         (["--encoding", "tape-paper", "--workload", "train"], "part"),
-        (["--length", "many"], "many"),
+        (["--length", "many"], "integer"),
     ],
 )
 def test_wrong_input_exits_with_2(arguments, told):

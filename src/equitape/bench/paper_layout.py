@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..encodings.tape import TapeLayer
+from ..model.backends import cuda_attention
 from .parts import AttentionPart
 
 
@@ -40,6 +41,16 @@ def turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos + torch.cat((-second, first), dim=-1) * sin
 
 
+def attend(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+    """Causal attention [B, H, N, D], with the kernels our own layout gets."""
+    if query.is_cuda:
+        return cuda_attention(query, key, value, None, 0.0, scaling).transpose(1, 2)
+    grouped = query.shape[1] != key.shape[1]
+    return nn.functional.scaled_dot_product_attention(
+        query, key, value, is_causal=True, scale=scaling, enable_gqa=grouped
+    )
+
+
 class PaperLayout(nn.Module):
     """(hidden, cos, sin) -> (attended, cos, sin), with the weights of one of our parts that updates a field."""
 
@@ -60,12 +71,8 @@ class PaperLayout(nn.Module):
             for project in (attention.q_proj, attention.k_proj, attention.v_proj)
         )
         query, key = turn(query, cos, sin), turn(key, cos, sin)
-        grouped = query.shape[1] != key.shape[1]
         output, carried_cos, carried_sin = (
-            nn.functional.scaled_dot_product_attention(
-                query, key, columns, is_causal=True, scale=self.part.scaling, enable_gqa=grouped
-            )
-            for columns in (value, cos, sin)
+            attend(query, key, columns, self.part.scaling) for columns in (value, cos, sin)
         )
         attended = self.part.finish(hidden, attention.o_proj(output.transpose(1, 2).flatten(2)))
         gate = nn.functional.silu(self.layer.gate(attended)).transpose(1, 2)[..., None]

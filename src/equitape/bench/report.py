@@ -5,6 +5,7 @@ import datetime
 import importlib.metadata
 import itertools
 import json
+import math
 import platform
 import subprocess
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ OK, DISAGREES, OUT_OF_MEMORY, FAILED = "ok", "disagrees", "out of memory", "fail
 AGAIN = " (again)"
 # told apart without colour
 MARKERS = "os^Dv<>P*X"
+PANELS_IN_A_ROW = 3
 LINE_STYLES = ("-", "--", "-.", ":")
 
 
@@ -66,7 +68,7 @@ def environment(device: torch.device) -> dict[str, str]:
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "commit": find_commit(),
-        "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else f"none, {platform.machine()} CPU",
+        "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else f"none ({platform.machine()} CPU)",
         "torch": torch.__version__,
         "transformers": find_version("transformers"),
         "triton": find_version("triton"),
@@ -132,8 +134,8 @@ def print_table(rows: Sequence[Row], console: Console) -> None:
 
 
 def _cells(row: Row) -> list[str]:
-    def number(value: float | None, pattern: str) -> str:
-        return "" if value is None else format(value, pattern)
+    def number(value: float | None) -> str:
+        return "" if value is None else format(value, ",.0f" if value >= 100 else ".3g")
 
     spread = ""
     if row.ms_median and row.ms_low and row.ms_high:
@@ -142,10 +144,10 @@ def _cells(row: Row) -> list[str]:
         row.encoding,
         row.status if row.ms_median is None else f"{row.ms_median:.3f}",
         spread,
-        number(row.ratio, ".2f"),
-        number(row.peak_mib, ",.0f"),
-        number(row.gflops, ",.2f"),
-        "" if row.params is None else f"{row.params / 1e6:,.2f}",
+        "" if row.ratio is None else f"{row.ratio:.2f}",
+        number(row.peak_mib),
+        number(row.gflops),
+        number(None if row.params is None else row.params / 1e6),
     ]
 
 
@@ -181,14 +183,17 @@ def append_csv(path: Path, row: Row) -> None:
 def plot(rows: Sequence[Row], path: Path) -> None:
     """Time against length, both logarithmic, one panel for each workload; readable in greyscale."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator
 
     timed = [row for row in rows if row.ms_median is not None and not row.encoding.endswith(AGAIN)]
     workloads = list(dict.fromkeys(row.workload for row in timed))
     several = len({row.batch for row in timed}) > 1
     encodings = list(dict.fromkeys(row.encoding for row in timed))
-    figure = Figure(figsize=(5 * max(len(workloads), 1), 4.2), layout="constrained")
+    columns = min(max(len(workloads), 1), PANELS_IN_A_ROW)
+    lines_of_panels = max(math.ceil(len(workloads) / columns), 1)
+    figure = Figure(figsize=(5 * columns, 4.2 * lines_of_panels), layout="constrained")
     for index, workload in enumerate(workloads):
-        axes = figure.add_subplot(1, len(workloads), index + 1)
+        axes = figure.add_subplot(lines_of_panels, columns, index + 1)
         lines: dict[tuple[str, int], list[Row]] = {}
         for row in timed:
             if row.workload == workload:
@@ -210,6 +215,8 @@ def plot(rows: Sequence[Row], path: Path) -> None:
         axes.set_xlabel("tokens attended to" if workload == "decode" else "tokens in a sequence")
         axes.set_xticks(lengths, [str(length) for length in lengths])
         axes.minorticks_off()
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.yaxis.set_major_formatter("{x:g}")
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")
     if timed:
