@@ -138,9 +138,9 @@ class EquitapeModel(EquitapePreTrainedModel):
 
         positions = build_positions(self.encoding, x, attention_mask, position_ids, segment_ids, past_key_values)
         may_cache = positions.segments is None and self.encoding.cache_refusal is None
+        views = build_views(self.config, self.encoding, x, attention_mask, positions, past_key_values)
         if use_cache and past_key_values is None and may_cache:
             past_key_values = DynamicCache(config=self.config)
-        views = build_views(self.config, self.encoding, x, attention_mask, positions, past_key_values)
         positions = self.encoding("map_ids", positions, x.shape[0])
         x = self.encoding("embed", x, positions)
         state = self.encoding("begin", positions, x.dtype)

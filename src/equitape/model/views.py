@@ -100,6 +100,9 @@ def build_views(
     past: Cache | None,
 ) -> dict[str, AttentionView]:
     """What each type of layer may see."""
+    if past is not None and not past.is_compileable and past.get_seq_length() == 0:
+        # nothing is cached yet: the first call needs no other mask than one without a cache
+        past = None
     types = config.layer_types
     return {
         kind: _build_view(config, encoding, x, attention_mask, positions, past, kind, types.index(kind))
