@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers import StaticCache
 
+from ..encodings import LayerEncoding
 from ..model import EquitapeForCausalLM
 from .paper_layout import PaperLayout, join_gradient, join_state, split_state
 from .parts import AttentionPart
@@ -78,10 +79,14 @@ def build(case: Case, variant: Variant) -> Path:
 
 @torch.no_grad()
 def randomise_encoding(module: nn.Module) -> None:
-    """Move every parameter of the encoding: many start at zero, where a wrong path may compute the right thing."""
+    """Move every parameter of the encoding: many start at zero, where a wrong path may compute the right thing.
+
+    The deeper the model the less, or updates add up to a field so large that rounding alone decides the gradients.
+    """
+    depth = max(1, sum(isinstance(part, LayerEncoding) for part in module.modules()))
     for name, parameter in module.named_parameters():
         if "encoding" in name:
-            spread = 0.3 / parameter.shape[-1] ** 0.5 if parameter.dim() > 1 else 0.1
+            spread = 0.3 / (depth * parameter.shape[-1]) ** 0.5 if parameter.dim() > 1 else 0.1
             parameter.add_(spread * torch.randn_like(parameter))
 
 
