@@ -2,12 +2,11 @@
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 
 from .base import PositionalEncoding, register_encoding
 from .options import Geometry, Options
-from .positions import Positions
+from .positions import Positions, may_read
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +35,7 @@ class Learned(PositionalEncoding):
 
     def embed(self, x: Tensor, positions: Positions) -> Tensor:
         rows = self.table.num_embeddings
-        # reading a value stalls an accelerator and breaks a compiled graph: look only where it is free
-        if not torch.compiler.is_compiling() and positions.ids.device.type == "cpu":
+        if may_read():
             largest = int(positions.ids.max())
             if largest >= rows:
                 raise ValueError(

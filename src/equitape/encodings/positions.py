@@ -24,6 +24,13 @@ class Positions(NamedTuple):
     """[B, N or 1] int64, how many ids the token's own sequence covers in this call."""
 
 
+def may_read() -> bool:
+    """Whether values of tensors may be looked at: not while a graph is traced or captured."""
+    if torch.compiler.is_compiling():
+        return False
+    return not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
+
+
 def index_runs(segment_ids: Tensor, valid: Tensor | None) -> Tensor:
     """Number the runs of equal segment ids from 0; padding forms runs of its own. [B, N] -> [B, N]."""
     if valid is not None:

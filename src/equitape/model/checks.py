@@ -1,11 +1,11 @@
 """Refusals: input that cannot mean anything is answered in one sentence, before any work."""
 
-import torch
 from torch import Tensor
 from transformers import Cache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ..encodings import PositionalEncoding
+from ..encodings.positions import may_read
 
 
 def check_tokens(input_ids: Tensor | None, inputs_embeds: Tensor | None) -> None:
@@ -27,8 +27,7 @@ def check_position_ids(position_ids: Tensor | None, x: Tensor) -> None:
         )
     if position_ids.is_floating_point():
         raise ValueError(f"position_ids is {position_ids.dtype}; ids are integers, use torch.long.")
-    # reading a value stalls an accelerator and breaks a compiled graph: look only where it is free
-    if position_ids.device.type == "cpu" and not torch.compiler.is_compiling() and bool((position_ids < 0).any()):
+    if may_read() and bool((position_ids < 0).any()):
         raise ValueError(f"position_ids holds {int(position_ids.min())}; ids start at 0.")
 
 

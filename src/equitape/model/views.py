@@ -22,6 +22,7 @@ from ..encodings.positions import (
     ids_within_runs,
     index_runs,
     key_ids,
+    may_read,
     origin_with_cache,
     runs_from_restarts,
     sequence_extent,
@@ -54,7 +55,7 @@ def build_positions(
         runs = index_runs(segment_ids.expand(x.shape[0], -1), valid)
     elif position_ids is not None and attention_mask is None and past is None:
         runs = runs_from_restarts(position_ids)
-        if not torch.compiler.is_compiling() and not bool(runs.any()):
+        if may_read() and not bool(runs.any()):
             runs = None
     ids = position_ids
     if ids is None:
@@ -156,7 +157,7 @@ def _build_mask(
     batch, num_tokens = x.shape[:2]
     padding = positions.valid if positions.segments is None else None
     # a mask of ones is the commonest mask of all; transformers, too, looks before it builds a dense one
-    if padding is not None and not torch.compiler.is_compiling() and bool(padding.all()):
+    if padding is not None and may_read() and bool(padding.all()):
         padding = None
     windowed = window is not None and num_tokens > window
     plain = padding is None and positions.segments is None and not windowed
