@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 app = typer.Typer(
@@ -35,11 +36,16 @@ def encodings(
     if json:
         typer.echo(dumps(rows, indent=2))
         return
-    table = Table("encoding", "what it is", "options and defaults")
+    table = Table("encoding", "idea", "options and defaults")
     for kind, options in rows.items():
-        summary = (ENCODINGS[kind].__doc__ or "").strip().splitlines()[0]
-        table.add_row(kind, summary, ", ".join(f"{name}={value}" for name, value in options.items()))
-    Console().print(table)
+        # of nested options only the first, their kind: the rest is in the documentation
+        shown = {
+            name: next(iter(value.values())) if isinstance(value, dict) else value for name, value in options.items()
+        }
+        table.add_row(kind, escape(ENCODINGS[kind].idea), ", ".join(f"{name}={value}" for name, value in shown.items()))
+    console = Console()
+    console.print(table)
+    console.print("Every encoding has a page in docs/encodings; --json prints nested options in full.")
 
 
 @app.command()

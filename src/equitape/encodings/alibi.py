@@ -46,6 +46,7 @@ class ALiBiLayer(LayerEncoding):
 class ALiBi(PositionalEncoding):
     """The state is the slopes [H], in float32 so that long distances keep their digits."""
 
+    idea = "a penalty linear in distance, a fixed slope for each head"
     adds_bias = True
 
     def begin(self, positions: Positions, dtype: torch.dtype) -> Tensor:

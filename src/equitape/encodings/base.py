@@ -76,6 +76,8 @@ class PositionalEncoding(HookedModule):
     """What an encoding does for the whole model. Subclasses are registered under the name users give as `kind`."""
 
     kind: ClassVar[str]
+    idea: ClassVar[str] = ""
+    """What it does, in a few words, for lists."""
     options_class: ClassVar[type[Options]] = Options
     backends: ClassVar[tuple[str, ...]] = ("eager", "sdpa", "flex_attention")
     """Attention implementations that can serve it."""

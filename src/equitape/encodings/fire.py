@@ -60,6 +60,7 @@ class FIRELayer(LayerEncoding):
 class FIRE(PositionalEncoding):
     """A network for every layer. Normalising by p_i ties it to absolute positions."""
 
+    idea = "a small network of the distance over the query's position"
     options_class = FIREOptions
     options: FIREOptions
     backends = ("eager", "sdpa")

@@ -6,3 +6,5 @@ from .base import PositionalEncoding, register_encoding
 @register_encoding("nope")
 class NoPE(PositionalEncoding):
     """Every hook left as it is."""
+
+    idea = "nothing; order comes from the causal mask"

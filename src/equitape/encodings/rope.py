@@ -34,6 +34,7 @@ class RoPELayer(LayerEncoding):
 class RoPE(PositionalEncoding):
     """z = exp(i theta_m p), the same for all heads and layers."""
 
+    idea = "queries and keys turned by an angle proportional to the id"
     options_class = RoPEOptions
     options: RoPEOptions
     needs_even_head_dim = True

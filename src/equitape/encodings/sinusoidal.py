@@ -30,6 +30,7 @@ class SinusoidalOptions(Options):
 class Sinusoidal(PositionalEncoding):
     """x_i + a [sin(p w_0), cos(p w_0), sin(p w_1), ...], w_k = theta^(-2k/C)."""
 
+    idea = "fixed waves added to the embedding"
     options_class = SinusoidalOptions
     options: SinusoidalOptions
     shift_invariant = False

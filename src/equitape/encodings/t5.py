@@ -68,6 +68,7 @@ class T5Layer(LayerEncoding):
 class T5(PositionalEncoding):
     """One table [buckets, H] for all layers, as in T5; it is handed on as the state, so every layer trains it."""
 
+    idea = "a learned number for each head and bucket of distance"
     options_class = T5Options
     options: T5Options
     adds_bias = True

@@ -167,6 +167,7 @@ class TapeLayer(LayerEncoding):
 class Tape(PositionalEncoding):
     """The phasor form: equal to the paper's tensors at L = R = 2, with half the state."""
 
+    idea = "a field of phasors, updated in each block by attention and content"
     options_class = TapeOptions
     options: TapeOptions
     needs_even_head_dim = True

@@ -152,6 +152,7 @@ class TensorTapeLayer(LayerEncoding):
 class TensorTape(PositionalEncoding):
     """e[m] = [[cos, sin], [-sin, cos]] at the start: the paper's transposed, to turn the way Llama's RoPE turns."""
 
+    idea = "the paper's general L x R tensors; oracle and ablations"
     options_class = TensorTapeOptions
     options: TensorTapeOptions
 

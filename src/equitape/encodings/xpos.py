@@ -57,6 +57,7 @@ class XPos(PositionalEncoding):
     context the model was built for, counted from the start of the sequence: a fixed point, so cached keys stay right.
     """
 
+    idea = "RoPE whose products decay with distance"
     options_class = XPosOptions
     options: XPosOptions
     needs_even_head_dim = True
