@@ -1,10 +1,13 @@
 """The benchmark on a tiny shape: what it measures, what it refuses to time, what it writes."""
 
 import csv
+import gc
 import io
 import json
 import os
+import weakref
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +17,7 @@ from typer.testing import CliRunner
 import equitape.encodings.tape as tape
 from equitape.bench import SHAPES, WORKLOADS, BenchSettings, agreement, command, measure, report
 from equitape.bench.shapes import DEFAULT_ENCODINGS, PAPER
-from equitape.bench.workloads import MEASURES, Case, Variant, build
+from equitape.bench.workloads import MEASURES, Case, Replay, Variant, build
 from equitape.cli import app
 
 CPU = torch.device("cpu")
@@ -244,3 +247,20 @@ def test_sizes_can_be_changed():
     assert BenchSettings(device="cpu").num_runs == 20
     assert quick(encodings=("tape", "rope")).encodings_for("train") == ("rope", "tape", "rope")
     assert quick(encodings=("rope",)).encodings_for("train") == ("rope",)
+
+
+def test_a_captured_step_keeps_what_it_reads_alive():
+    """A CUDA graph holds addresses: if the model behind a captured step is freed, its replay reads what comes after."""
+    played = []
+    logits = torch.ones(3)
+
+    def capture():
+        model = torch.nn.Linear(3, 3)
+        graph = SimpleNamespace(replay=lambda: played.append(True))
+        return Replay(graph, logits, lambda: model(logits)), weakref.ref(model)
+
+    replay, model = capture()
+    gc.collect()
+    assert model() is not None
+    assert replay() is logits
+    assert played == [True]

@@ -281,8 +281,18 @@ def _capture(step: Callable[[], Tensor], before: Callable[[], None]) -> tuple[Ca
             raise
         return step, "no CUDA graph"
 
-    def replay() -> Tensor:
-        graph.replay()
-        return logits
+    return Replay(graph, logits, step), ""
 
-    return replay, ""
+
+@dataclass(frozen=True)
+class Replay:
+    """A captured step. The graph knows only addresses, so what it reads must be kept from being freed."""
+
+    graph: Any
+    logits: Tensor
+    step: Callable[[], Tensor]
+    """Owns the model, the cache and the constants of compiled code."""
+
+    def __call__(self) -> Tensor:
+        self.graph.replay()
+        return self.logits
