@@ -1,10 +1,8 @@
-"""Options of an encoding: keyword-only dataclasses made from plain dictionaries, unknown keys refused."""
+"""The options of an encoding, and the sizes of the model they must fit."""
 
-import types
-from dataclasses import asdict, dataclass, fields, is_dataclass
-from typing import Any, Self, Union, get_args, get_origin, get_type_hints
+from dataclasses import dataclass
 
-from ..registry import describe_choices
+from ..settings import Settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,52 +20,8 @@ class Geometry:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class Options(Settings):
     """Base of every encoding's options. Subclasses check themselves in `__post_init__` and `check`."""
-
-    @classmethod
-    def parse(cls, given: dict[str, Any], owner: str) -> Self:
-        """Build the options from a dictionary; `owner` names the encoding in error messages."""
-        hints = get_type_hints(cls)
-        values = {}
-        for key, value in given.items():
-            if key not in hints:
-                raise ValueError(f"{owner} has no option {key!r}.{describe_choices(key, hints) if hints else ''}")
-            values[key] = _convert(value, hints[key], f"{owner}: option {key!r}")
-        return cls(**values)
 
     def check(self, geometry: Geometry) -> None:
         """Refuse what does not fit the model, naming the value, the limit and the remedy."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, fit for JSON; options left at None are left out."""
-        return {key: value for key, value in asdict(self).items() if value is not None}
-
-
-def _convert(value: Any, hint: Any, where: str) -> Any:
-    """Check one value against its annotation; nested options come as dictionaries."""
-    alternatives = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-    for kind in alternatives:
-        if is_dataclass(kind) and isinstance(value, dict):
-            return kind.parse(value, where)  # type: ignore[union-attr]
-        if kind is type(None) and value is None:
-            return None
-        if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
-            return float(value)
-        plain = get_origin(kind) or kind
-        if isinstance(plain, type) and isinstance(value, plain) and (plain is bool or not isinstance(value, bool)):
-            return value
-        if plain is tuple and isinstance(value, list):
-            return tuple(value)
-    names = " or ".join(getattr(kind, "__name__", str(kind)) for kind in alternatives)
-    raise ValueError(f"{where} is {value!r}, a {type(value).__name__}; it must be {names}.")
-
-
-def describe_options(cls: type[Options]) -> dict[str, Any]:
-    """Every option with its default, in the order of declaration."""
-    defaults = cls()
-    described: dict[str, Any] = {}
-    for option in fields(cls):
-        value = getattr(defaults, option.name)
-        described[option.name] = describe_options(type(value)) if isinstance(value, Options) else value
-    return described

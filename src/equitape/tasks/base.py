@@ -1,0 +1,138 @@
+"""The interface of a task: it makes training examples, and scores what a trained model does.
+
+Examples are numbered, and example i depends only on the seed and on i: not on the batch size, the number of workers or
+processes, or how often a run was interrupted. Shapes: n examples, T tokens.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from ..registry import Registry
+from ..settings import Settings
+
+IGNORED = -100
+
+TASKS: "Registry[type[Task]]" = Registry("task")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeatMap:
+    """A score for every pair of two properties, for example exact match by the lengths of both operands."""
+
+    title: str
+    row_label: str
+    rows: list[int]
+    column_label: str
+    columns: list[int]
+    values: list[list[float]]
+    """One list a row."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """A score against one property, for example perplexity against length."""
+
+    title: str
+    x_label: str
+    x: list[float]
+    y_label: str
+    y: list[float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """What a model achieved. Metric names containing "outside" are out of distribution, all others inside."""
+
+    metrics: dict[str, float]
+    heat_maps: list[HeatMap] = field(default_factory=list)
+    curves: list[Curve] = field(default_factory=list)
+
+
+class Task:
+    """A task with its options. Subclasses register under a name and override everything below."""
+
+    name: ClassVar[str]
+    idea: ClassVar[str]
+    """One line for people who choose a task."""
+    options_class: ClassVar[type[Settings]] = Settings
+    headline: ClassVar[str]
+    """The metric that reports show first."""
+    higher_is_better: ClassVar[bool] = True
+
+    vocab_size: int
+    pad_token_id: int
+    eos_token_id: int | None = None
+    bos_token_id: int | None = None
+
+    def __init__(self, options: Settings):
+        self.options = options
+
+    @property
+    def trained_length(self) -> int:
+        """Tokens of the longest training example."""
+        raise NotImplementedError
+
+    @property
+    def tested_length(self) -> int:
+        """Tokens of the longest sequence that evaluation runs, the answer included."""
+        raise NotImplementedError
+
+    def training_set(self, seed: int) -> Dataset[dict[str, Tensor]]:
+        """Numbered examples: `input_ids`, `labels` and, where needed, `segment_ids`, all [T]."""
+        raise NotImplementedError
+
+    def collate(self, examples: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+        """A batch, padded on the right to its longest example, with `attention_mask` where anything is padded."""
+        return pad_right(examples, self.pad_token_id)
+
+    def evaluate(self, model: Any, seed: int, budget: float = 1.0) -> Evaluation:
+        """Score a model, which is in evaluation mode. budget: the share of the full evaluation to do, at most 1."""
+        raise NotImplementedError
+
+
+def pad_right(examples: list[dict[str, Tensor]], pad_token_id: int) -> dict[str, Tensor]:
+    """Stack examples [T] of different lengths into [n, T]; only padding is masked."""
+    fill = {"input_ids": pad_token_id, "labels": IGNORED}
+    lengths = torch.tensor([len(example["input_ids"]) for example in examples])
+    longest = int(lengths.max())
+    batch = {
+        name: torch.stack(
+            [
+                torch.nn.functional.pad(example[name], (0, longest - len(example[name])), value=fill.get(name, 0))
+                for example in examples
+            ]
+        )
+        for name in examples[0]
+    }
+    if int(lengths.min()) < longest:
+        batch["attention_mask"] = (torch.arange(longest) < lengths[:, None]).long()
+    return batch
+
+
+class NumberedExamples(Dataset[dict[str, Tensor]]):
+    """Endless examples made in blocks: block b comes from a generator seeded by (seed, b), whoever asks for it."""
+
+    def __init__(self, make_block: Any, seed: int, size: int, block_size: int = 256):
+        """make_block(count, generator) gives a dictionary of [count, T] tensors with a column `lengths` [count]."""
+        self.make_block = make_block
+        self.seed = seed
+        self.size = size
+        self.block_size = block_size
+        self._number = -1
+        self._block: dict[str, Tensor] = {}
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        number, row = divmod(index, self.block_size)
+        if number != self._number:
+            # a large odd multiplier keeps the seeds of neighbouring runs apart
+            generator = torch.Generator().manual_seed((self.seed * 1_000_003 + number) % 2**63)
+            self._block, self._number = dict(self.make_block(self.block_size, generator)), number
+        length = int(self._block["lengths"][row])
+        return {name: values[row, :length] for name, values in self._block.items() if name != "lengths"}
