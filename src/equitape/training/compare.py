@@ -3,7 +3,7 @@
 results.json, which reports are made from, is this dictionary (all of it plain JSON; null where a number is unknown):
 
     name           the recipe's name
-    recipe         the whole resolved recipe, overrides applied; writing it to a file gives a recipe that repeats this run
+    recipe         the whole resolved recipe, overrides applied; written to a file it is a recipe that repeats this run
     task           {name, idea, headline, higher_is_better, trained_length, tested_length};
                    headline names the metric to show first
     claims         {label: {metric: number}}, numbers others published for this task; claims, not measurements;

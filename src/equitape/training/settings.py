@@ -46,7 +46,7 @@ class TrainSettings(Settings):
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass instead of keeping them."""
     workers: int | None = None
-    """Processes that prepare batches; 0 without CUDA and 4 with it when left out. The order of data never depends on it."""
+    """Processes that prepare batches, which never changes their order; 0 without CUDA and 4 with it when left out."""
     seed: int = 0
     """Seed of dropout and of encodings that draw positions. A comparison puts each run's own seed here."""
     log_every: int = 10
@@ -91,4 +91,6 @@ class TrainSettings(Settings):
     def _at_least_one(self, name: str) -> None:
         value = getattr(self, name)
         if value <= 0 or (name != "minutes" and value < 1):
-            raise ValueError(f"train: {name} is {value}; it must be {'more than 0' if name == 'minutes' else '1 or more'}.")
+            raise ValueError(
+                f"train: {name} is {value}; it must be {'more than 0' if name == 'minutes' else '1 or more'}."
+            )

@@ -1,0 +1,259 @@
+"""One training run on transformers' Trainer: on the CPU bit for bit the same whether it was interrupted or not."""
+
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from rich.console import Console
+from torch import Tensor
+from torch.utils.data import Dataset
+from transformers import TrainingArguments
+from transformers.trainer_callback import PrinterCallback
+from transformers.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
+
+from ..tasks.base import IGNORED
+from . import checkpoints
+from .callbacks import Bookkeeper, Evaluate, Meter
+from .log import LOG, StepLog, truncate_log
+from .settings import TrainSettings
+from .trainer import EquitapeTrainer, learning_rate_share
+
+MODEL = "model"
+ENDLESS_STEPS = 10**9
+MEASURED_EXAMPLES = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitResult:
+    """What a run did. The weights are in `model/` of its directory, the losses in log.jsonl."""
+
+    status: str
+    """"done", or "nan" when a loss or a gradient stopped being a number."""
+    note: str
+    """What happened where status is not "done"."""
+    steps: int
+    tokens: int
+    """Tokens seen, padding not counted."""
+    seconds: float
+    """Time in training steps."""
+    tokens_per_second: float
+    peak_mib: float | None
+    """Most memory held on the device; None on the CPU."""
+    loss: float | None
+    """Of the last step; None when a finished run was loaded."""
+
+
+class FirstExamples(Dataset[Any]):
+    """The first examples of a data set in its own order, from the start again when it has no more."""
+
+    def __init__(self, examples: Dataset[Any], count: int):
+        self.examples = examples
+        self.count = count
+        self.size = len(examples)  # type: ignore[arg-type]
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> Any:
+        return self.examples[index % self.size]
+
+
+class Collate:
+    """Makes a batch; the first label of a row is dropped, since nothing stands before it to predict it from."""
+
+    def __init__(self, stack: Callable[[list[Any]], dict[str, Tensor]]):
+        self.stack = stack
+
+    def __call__(self, examples: list[Any]) -> dict[str, Tensor]:
+        batch = dict(self.stack(examples))
+        batch["labels"] = batch["labels"].clone()
+        batch["labels"][:, 0] = IGNORED
+        return batch
+
+
+def fit(
+    model: Any,
+    train_dataset: Dataset[Any],
+    settings: TrainSettings,
+    run_dir: Path | str,
+    *,
+    collate: Callable[[list[Any]], dict[str, Tensor]] | None = None,
+    evaluate: Evaluate | None = None,
+    trainable: Callable[[str], bool] | None = None,
+    resume: bool = False,
+    console: Console | None = None,
+) -> FitResult:
+    """Train a model on numbered examples, in their order. It ends in evaluation mode.
+
+    train_dataset: gives by number `input_ids` and `labels` [T], and whatever else the model takes.
+    collate: makes a batch of examples; they are stacked when left out.
+    evaluate: called with the model and the step every `eval_every` steps; its numbers go to the log.
+    trainable: says by its name whether a parameter is trained; as they are when left out.
+    resume: continue from the newest whole checkpoint in `run_dir`, or start when there is none.
+    console: shows progress where it is a terminal.
+
+    Under `torchrun` or `accelerate launch` every process calls this with the same arguments. batch_size is that of all
+    processes together, and the batches are the same whatever their number.
+    """
+    run_dir = Path(run_dir)
+    steps = count_steps(settings, train_dataset)
+    arguments = training_arguments(settings, run_dir, steps)
+    processes = PartialState()
+    checkpoint = checkpoints.newest(run_dir) if resume else None
+    if processes.is_main_process:
+        prepare_directory(run_dir, resume, checkpoint)
+    processes.wait_for_everyone()
+    if trainable is not None:
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(trainable(name))
+
+    use_cache = getattr(model.config, "use_cache", None)
+    # one bar a checkpoint, for files written in milliseconds
+    bars = is_progress_bar_enabled()
+    disable_progress_bar()
+    trainer = EquitapeTrainer(
+        model=model,
+        args=arguments,
+        train_dataset=FirstExamples(train_dataset, steps * settings.batch_size),
+        data_collator=Collate(collate or torch.utils.data.default_collate),
+    )
+    trainer.remove_callback(PrinterCallback)
+    meter = Meter(**checkpoints.read_progress(checkpoint)) if checkpoint else Meter()
+    log_path = run_dir / LOG if processes.is_main_process else None
+    log = StepLog(log_path, trainer.accelerator.reduce, processes.num_processes, meter.tokens)
+    keeper = Bookkeeper(log, settings, run_dir, meter, evaluate, console)
+    autocast = torch.bfloat16 if uses_bf16(settings) and not arguments.bf16 else None
+    trainer.watch(log, learning_rate_share(settings, steps, keeper.share_of_time), autocast)
+    trainer.add_callback(keeper)
+    try:
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    finally:
+        keeper.close()
+        if use_cache is not None:
+            model.config.use_cache = use_cache
+    model.eval()
+    if log.bad_step is None:
+        save_model(trainer, run_dir)
+    if bars:
+        enable_progress_bar()
+    shutil.rmtree(run_dir / checkpoints.SAVING, ignore_errors=True)
+    return FitResult(
+        status="done" if log.bad_step is None else "nan",
+        note="" if log.bad_step is None else describe_bad_step(log.bad_step, checkpoints.newest(run_dir)),
+        steps=trainer.state.global_step,
+        tokens=log.tokens,
+        seconds=meter.seconds,
+        tokens_per_second=meter.tokens_per_second,
+        peak_mib=meter.peak_mib,
+        loss=log.loss,
+    )
+
+
+def count_steps(settings: TrainSettings, examples: Dataset[Any]) -> int:
+    """The budget in steps; more than can be done where it is in minutes."""
+    size = len(examples)  # type: ignore[arg-type]
+    if size < 1:
+        raise ValueError("There is nothing to train on: the data set is empty.")
+    if settings.steps is not None:
+        return settings.steps
+    if settings.minutes is not None:
+        return ENDLESS_STEPS
+    if settings.tokens is None:
+        raise ValueError("train has no budget; give one of steps, tokens and minutes.")
+    measured = [len(examples[index]["input_ids"]) for index in range(min(size, MEASURED_EXAMPLES))]
+    return max(1, round(settings.tokens * len(measured) / (sum(measured) * settings.batch_size)))
+
+
+def uses_bf16(settings: TrainSettings) -> bool:
+    """Whether the forward pass runs in bfloat16."""
+    if settings.precision == "auto":
+        return torch.cuda.is_available() and torch.cuda.is_bf16_supported()
+    return settings.precision == "bf16"
+
+
+def training_arguments(settings: TrainSettings, run_dir: Path, steps: int) -> TrainingArguments:
+    """The settings in Trainer's words. Logging, evaluating and keeping checkpoints is left to `Bookkeeper`."""
+    processes = PartialState()
+    share = settings.accumulation * processes.num_processes
+    if settings.batch_size % share:
+        raise ValueError(
+            f"train: batch_size {settings.batch_size} cannot be split over {processes.num_processes} processes and "
+            f"{settings.accumulation} micro-batches; make it a multiple of {share}."
+        )
+    if settings.minutes is not None and processes.num_processes > 1:
+        raise ValueError("train: a budget in minutes needs a single process, whose clock it follows; give steps.")
+    cuda = torch.cuda.is_available()
+    workers = settings.workers if settings.workers is not None else (4 if cuda else 0)
+    arguments = TrainingArguments(
+        output_dir=str(run_dir / checkpoints.SAVING),
+        max_steps=steps,
+        per_device_train_batch_size=settings.batch_size // share,
+        gradient_accumulation_steps=settings.accumulation,
+        average_tokens_across_devices=True,
+        optim="adamw_torch_fused" if cuda else "adamw_torch",
+        learning_rate=settings.learning_rate,
+        weight_decay=settings.weight_decay,
+        adam_beta1=settings.betas[0],
+        adam_beta2=settings.betas[1],
+        adam_epsilon=settings.epsilon,
+        max_grad_norm=settings.clip,
+        # of a sharded model accelerate must know the precision itself
+        bf16=uses_bf16(settings) and os.environ.get("ACCELERATE_USE_FSDP", "false") == "true",
+        torch_compile=settings.compile,
+        gradient_checkpointing=settings.gradient_checkpointing,
+        gradient_checkpointing_kwargs={"use_reentrant": False} if settings.gradient_checkpointing else None,
+        seed=settings.seed,
+        train_sampling_strategy="sequential",
+        dataloader_num_workers=workers,
+        dataloader_pin_memory=cuda,
+        remove_unused_columns=False,
+        save_strategy="steps",
+        save_steps=settings.save_every or max(50, steps // 10),
+        logging_strategy="no",
+        logging_nan_inf_filter=False,
+        report_to="none",
+        disable_tqdm=True,
+        log_level="error",
+        log_level_replica="error",
+        ddp_find_unused_parameters=False,
+        ddp_broadcast_buffers=False,
+    )
+    # one process, one device: Trainer would else spread a run over all it sees
+    arguments._n_gpu = min(arguments.n_gpu, 1)
+    return arguments
+
+
+def prepare_directory(run_dir: Path, resume: bool, checkpoint: Path | None) -> None:
+    """Clear away what an interruption left, and what a checkpoint to resume from does not know."""
+    if not resume and ((run_dir / LOG).exists() or (run_dir / checkpoints.CHECKPOINTS).exists()):
+        raise ValueError(f"{run_dir} holds a run already; resume it, or choose another directory.")
+    run_dir.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(run_dir / checkpoints.SAVING, ignore_errors=True)
+    truncate_log(run_dir / LOG, checkpoints.step_of(checkpoint) if checkpoint else 0)
+
+
+def save_model(trainer: EquitapeTrainer, run_dir: Path) -> None:
+    """Write the weights into `model/`, aside first."""
+    processes = PartialState()
+    aside = run_dir / checkpoints.SAVING / MODEL
+    trainer.save_model(str(aside))
+    processes.wait_for_everyone()
+    if processes.is_main_process:
+        shutil.rmtree(run_dir / MODEL, ignore_errors=True)
+        os.replace(aside, run_dir / MODEL)
+    processes.wait_for_everyone()
+
+
+def describe_bad_step(step: int, checkpoint: Path | None) -> str:
+    """One sentence about a loss that is none."""
+    kept = (
+        f"the checkpoint of step {checkpoints.step_of(checkpoint)} is kept"
+        if checkpoint
+        else "no checkpoint was saved yet"
+    )
+    return f"The loss or its gradient was not a number at step {step}; {kept}."

@@ -1,0 +1,115 @@
+"""log.jsonl: one line a step, the same bytes whether a run was interrupted or not.
+
+Losses stay on the device until somebody reads them: a read every step would make the device wait for Python.
+"""
+
+import json
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+LOG = "log.jsonl"
+
+
+class StepLog:
+    """Gathers what every step gives, and writes it when asked. Only one process of a run has a file."""
+
+    def __init__(self, path: Path | None, reduce: Callable[[Tensor], Tensor], num_processes: int, tokens: int = 0):
+        """reduce: sums a tensor over processes. tokens: seen before the first step gathered here."""
+        self.path = path
+        self.reduce = reduce
+        self.num_processes = num_processes
+        self.tokens = tokens
+        self.loss: float | None = None
+        self.bad_step: int | None = None
+        """The first step whose loss or gradient was not a number."""
+        self._micro_batches: list[tuple[Tensor, Tensor | int]] = []
+        self._steps: list[tuple[int, float, Tensor, Tensor, Tensor | int]] = []
+        self._norm: Tensor | None = None
+
+    def add_micro_batch(self, loss: Tensor, tokens: Tensor | int) -> None:
+        """The loss of a micro-batch, already divided by the number of labels in the whole batch."""
+        self._micro_batches.append((loss, tokens))
+
+    def add_norm(self, norm: Tensor) -> None:
+        """The norm of the gradient before clipping."""
+        # a sharded model gives a sharded number
+        self._norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+
+    def end_step(self, step: int, learning_rate: float) -> None:
+        """All micro-batches of a step are in."""
+        assert self._norm is not None
+        losses, tokens = zip(*self._micro_batches, strict=True)
+        self._steps.append((step, learning_rate, sum(losses[1:], losses[0]), self._norm, sum(tokens[1:], tokens[0])))
+        self._micro_batches.clear()
+
+    def flush(self) -> list[dict[str, Any]]:
+        """Read what was gathered, write it and return it, up to the first step that is not a number."""
+        if not self._steps:
+            return []
+        steps, rates, losses, norms, tokens = zip(*self._steps, strict=True)
+        self._steps.clear()
+        device = losses[0].device
+        # float64 keeps the bits of a float32 loss, and token counts exact
+        table = torch.stack(
+            [
+                torch.stack(losses).double() / self.num_processes,
+                torch.stack([torch.as_tensor(count, device=device) for count in tokens]).double(),
+                torch.stack(norms).double().to(device) / self.num_processes,
+            ]
+        )
+        if self.num_processes > 1:
+            table = self.reduce(table)
+        lines: list[dict[str, Any]] = []
+        for step, rate, loss, count, norm in zip(steps, rates, *table.tolist(), strict=True):
+            if not (math.isfinite(loss) and math.isfinite(norm)):
+                self.bad_step = step
+                break
+            self.tokens += int(count)
+            self.loss = loss
+            line = {"step": step, "loss": loss, "grad_norm": norm, "learning_rate": rate, "tokens": self.tokens}
+            lines.append(line)
+        self._write(lines)
+        return lines
+
+    def add_evaluation(self, step: int, metrics: dict[str, float]) -> None:
+        """What an evaluation while training found; the steps before it must be flushed."""
+        self._write([{"step": step, "evaluation": metrics}])
+
+    def _write(self, lines: list[dict[str, Any]]) -> None:
+        if self.path is not None and lines:
+            with self.path.open("a") as file:
+                file.writelines(json.dumps(line) + "\n" for line in lines)
+
+
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """All whole lines of a log; a line that a kill cut short ends it."""
+    lines = []
+    if path.exists():
+        for line in path.read_text().splitlines(keepends=True):
+            try:
+                assert line.endswith("\n")
+                lines.append(json.loads(line))
+            except (AssertionError, ValueError):
+                break
+    return lines
+
+
+def truncate_log(path: Path, step: int) -> None:
+    """Forget everything after a step, and a line cut short."""
+    kept = [line for line in read_log(path) if line["step"] <= step]
+    aside = path.with_suffix(".partial")
+    aside.write_text("".join(json.dumps(line) + "\n" for line in kept))
+    os.replace(aside, path)
+
+
+def thin(points: list[tuple[int, float]], most: int = 400) -> list[list[float]]:
+    """At most about `most` points of a curve, each the mean of the steps up to it."""
+    width = max(1, -(-len(points) // most))
+    groups = [points[start : start + width] for start in range(0, len(points), width)]
+    return [[group[-1][0], sum(value for _, value in group) / len(group)] for group in groups]

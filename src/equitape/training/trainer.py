@@ -1,0 +1,81 @@
+"""transformers' Trainer, told to read nothing from the device that nobody asked for."""
+
+import contextlib
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import Trainer
+
+from .log import StepLog
+from .settings import TrainSettings
+
+
+def learning_rate_share(
+    settings: TrainSettings, steps: int, share_of_time: Callable[[], float]
+) -> Callable[[int], float]:
+    """The learning rate of a step as a share of the highest: warm-up, then the schedule.
+
+    share_of_time: how much of a budget in minutes is spent.
+    """
+
+    def share(step: int) -> float:
+        # the middle of the step: neither the first nor the last one is wasted on a rate of nothing
+        done = share_of_time() if settings.minutes is not None else (step + 0.5) / steps
+        if done < settings.warmup:
+            return done / settings.warmup
+        if settings.schedule == "constant":
+            return 1.0
+        left = 1 - min(1.0, (done - settings.warmup) / max(1 - settings.warmup, 1e-12))
+        fall = left if settings.schedule == "linear" else (1 - math.cos(math.pi * left)) / 2
+        return settings.final_rate + (1 - settings.final_rate) * fall
+
+    return share
+
+
+class EquitapeTrainer(Trainer):
+    """Trainer with a schedule of our own, losses left on the device, and autocast that does not copy the logits."""
+
+    step_log: StepLog
+    schedule: Callable[[int], float]
+    lr_scheduler: Any
+    autocast_dtype: torch.dtype | None = None
+
+    def watch(self, log: StepLog, schedule: Callable[[int], float], autocast_dtype: torch.dtype | None) -> None:
+        """Set what a Trainer's constructor has no place for. Autocast is left to accelerate when it is None."""
+        self.step_log = log
+        self.schedule = schedule
+        self.autocast_dtype = autocast_dtype
+        clip = self.accelerator.clip_grad_norm_
+
+        def recorded(*args: Any, **kwargs: Any) -> Any:
+            norm = clip(*args, **kwargs)
+            log.add_norm(norm)
+            return norm
+
+        self.accelerator.clip_grad_norm_ = recorded
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        if self.lr_scheduler is None:
+            self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer or self.optimizer, self.schedule)
+        return self.lr_scheduler
+
+    def compute_loss_context_manager(self) -> contextlib.ExitStack:
+        stack = super().compute_loss_context_manager()
+        if self.autocast_dtype is not None:
+            # accelerate's own autocast also copies the logits, which nobody reads, to float32
+            stack.enter_context(torch.autocast(self.args.device.type, self.autocast_dtype))
+        return stack
+
+    def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
+        mask = inputs.get("attention_mask")
+        tokens = inputs["input_ids"].numel() if mask is None else mask.sum()
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        self.step_log.add_micro_batch(loss, tokens)
+        return loss
+
+    def floating_point_ops(self, inputs: dict[str, Any]) -> int:
+        # Trainer's own walks over all parameters at every step, for a number nobody reads
+        return 0
