@@ -1,0 +1,1 @@
+"""From text to rows of tokens: documents, tokenizers, the token cache, packing."""

@@ -1,0 +1,201 @@
+"""Rows of one length from documents of any length.
+
+Long documents are cut into whole rows; what is left of them, and short documents, share rows as segments. A label is
+never asked for across a boundary: the first token of a segment has none. Shapes: L the length of a row, P pieces.
+"""
+
+from bisect import bisect_left, insort
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from .tokens import TokenStore
+
+IGNORED = -100
+PADDING_SEGMENT = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackingReport:
+    """What became of the documents. Counts are those of one epoch."""
+
+    documents: int
+    tokens: int
+    rows: int
+    padding: int
+    """Places in rows that hold no token."""
+    skipped_documents: int
+    """Shorter than the minimum asked for."""
+    dropped_tokens: int
+    """In skipped documents and dropped remainders."""
+
+    def __str__(self) -> str:
+        places = self.tokens + self.padding
+        said = f"{self.documents:,} documents, {self.tokens:,} tokens in {self.rows:,} rows, "
+        said += f"{self.padding / places:.2%} padding"
+        if self.dropped_tokens:
+            said += f"; left out: {self.skipped_documents:,} documents, {self.dropped_tokens:,} tokens in all"
+        return said
+
+
+class Layout(NamedTuple):
+    """Which pieces of the store make up which row."""
+
+    starts: np.ndarray
+    """[P], where each piece begins in the store."""
+    sizes: np.ndarray
+    """[P], its tokens."""
+    rows: np.ndarray
+    """[rows + 1], the first piece of each row, and the end."""
+
+
+class PackedDataset(Dataset[dict[str, Tensor]]):
+    """Numbered rows `input_ids`, `labels` and, where a row is not one piece, `segment_ids`, all [L] int64.
+
+    Row i depends on store, length, seed and i alone. Every run through all rows (an epoch) has its own order, and
+    numbers go on through the epochs without end.
+    """
+
+    def __init__(
+        self,
+        store: TokenStore,
+        length: int,
+        *,
+        seed: int = 0,
+        shuffle: bool = True,
+        size: int | None = None,
+        min_tokens: int = 1,
+        drop_remainders: bool = False,
+    ):
+        """size: what `len` says, one epoch when left out. min_tokens: shorter documents are left out.
+
+        drop_remainders: keep only rows that are one piece, as long-context training wants it.
+        """
+        self.store = store
+        self.length = length
+        self.seed = seed
+        self.shuffle = shuffle
+        self.layout, self.report = lay_out(store, length, min_tokens, drop_remainders)
+        self.size = size if size is not None else self.report.rows
+        self._epoch = -1
+        self._order = torch.empty(0, dtype=torch.long)
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        if index < 0:
+            raise IndexError(f"Rows are numbered from 0; {index} was asked for.")
+        epoch, place = divmod(index, self.report.rows)
+        if not self.shuffle:
+            return self.row(place)
+        if epoch != self._epoch:
+            # a large odd multiplier keeps the seeds of neighbouring runs apart
+            generator = torch.Generator().manual_seed((self.seed * 1_000_003 + epoch) % 2**63)
+            self._order, self._epoch = torch.randperm(self.report.rows, generator=generator), epoch
+        return self.row(int(self._order[place]))
+
+    def row(self, number: int) -> dict[str, Tensor]:
+        """A row by its place in the layout."""
+        first, last = int(self.layout.rows[number]), int(self.layout.rows[number + 1])
+        tokens = torch.full((self.length,), self.store.facts.pad_id)
+        labels = torch.full((self.length,), IGNORED)
+        segments = torch.full((self.length,), PADDING_SEGMENT)
+        place = 0
+        for segment, piece in enumerate(range(first, last), start=PADDING_SEGMENT + 1):
+            start, size = int(self.layout.starts[piece]), int(self.layout.sizes[piece])
+            held = self.store.read(start, start + size)
+            tokens[place : place + size] = held
+            labels[place + 1 : place + size] = held[1:]
+            segments[place : place + size] = segment
+            place += size
+        row = {"input_ids": tokens, "labels": labels}
+        if last - first > 1 or place < self.length:
+            row["segment_ids"] = segments
+        return row
+
+
+def collate_rows(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Stack rows of one length; `segment_ids` appear when any row has them, since plain causal rows are faster."""
+    names = ["input_ids", "labels"]
+    if any("segment_ids" in row for row in rows):
+        names.append("segment_ids")
+    whole = torch.full_like(rows[0]["input_ids"], PADDING_SEGMENT + 1)
+    return {name: torch.stack([row.get(name, whole) for row in rows]) for name in names}
+
+
+def lay_out(
+    store: TokenStore, length: int, min_tokens: int = 1, drop_remainders: bool = False
+) -> tuple[Layout, PackingReport]:
+    """Decide which tokens share a row."""
+    if length < 2:
+        raise ValueError(f"Rows need a length of 2 or more, since the first token is never predicted; it is {length}.")
+    lengths = store.lengths
+    kept = np.flatnonzero(lengths >= max(min_tokens, length if drop_remainders else 1))
+    if not len(kept):
+        wanted = max(min_tokens, length if drop_remainders else 1)
+        raise ValueError(
+            f"No document has {wanted} tokens; the longest has {int(lengths.max())}. Use longer documents or a smaller "
+            f"length or minimum."
+        )
+    counts = lengths[kept] // length
+    begins = store.starts[:-1][kept]
+    # every document's whole rows, one after another: number of the row inside its document
+    nth = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    starts = np.repeat(begins, counts) + nth * length
+    sizes = np.full(len(starts), length, dtype=np.int64)
+    rows = np.arange(len(starts) + 1)
+    if not drop_remainders:
+        left = lengths[kept] % length
+        short = np.flatnonzero(left)
+        bins = pack_pieces(left[short].tolist(), length)
+        order = np.array([piece for pieces in bins for piece in pieces], dtype=np.int64)
+        chosen = short[order]
+        starts = np.concatenate((starts, begins[chosen] + counts[chosen] * length))
+        sizes = np.concatenate((sizes, left[chosen]))
+        ends = np.cumsum([len(pieces) for pieces in bins], dtype=np.int64)
+        rows = np.concatenate((rows, rows[-1] + ends))
+    tokens = int(sizes.sum())
+    report = PackingReport(
+        documents=len(kept),
+        tokens=tokens,
+        rows=len(rows) - 1,
+        padding=(len(rows) - 1) * length - tokens,
+        skipped_documents=len(lengths) - len(kept),
+        dropped_tokens=store.num_tokens - tokens,
+    )
+    return Layout(starts, sizes, rows), report
+
+
+def pack_pieces(sizes: list[int], length: int) -> list[list[int]]:
+    """Best-fit decreasing: the largest piece first, each into the fullest row that still takes it.
+
+    Returns the pieces of each row, in the order in which they were put there.
+    """
+    rows: list[list[int]] = []
+    # rows that have room, by how much room; and the rooms that occur, sorted
+    with_room: dict[int, list[int]] = {}
+    rooms: list[int] = []
+    for piece in sorted(range(len(sizes)), key=lambda piece: (-sizes[piece], piece)):
+        size = sizes[piece]
+        place = bisect_left(rooms, size)
+        if place < len(rooms):
+            room = rooms[place]
+            row = with_room[room].pop()
+            if not with_room[room]:
+                del with_room[room], rooms[place]
+        else:
+            room, row = length, len(rows)
+            rows.append([])
+        rows[row].append(piece)
+        room -= size
+        if room:
+            if room not in with_room:
+                with_room[room] = []
+                insort(rooms, room)
+            with_room[room].append(row)
+    return rows

@@ -1,0 +1,206 @@
+"""Documents from files, folders, archives, JSON lines and Hugging Face datasets, one at a time and always in one order.
+
+A source is a path, or `hf:NAME:CONFIG:SPLIT`. A path may go on inside an archive: `books.tar.xz/books/test`.
+"""
+
+import gzip
+import io
+import json
+import lzma
+import tarfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path, PurePosixPath
+from typing import IO, Any, NamedTuple
+
+Source = str | Path
+Sources = Source | Sequence[Source]
+
+HUB_PREFIX = "hf:"
+ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".txz", ".tar.bz2")
+JSON_LINES = (".jsonl", ".jsonl.gz", ".jsonl.xz")
+TEXT_FIELDS = ("text", "document")
+"""Where a JSON line or a dataset's row keeps its text; the first one present counts."""
+COMPRESSED: dict[str, Callable[[Any], IO[bytes]]] = {".gz": gzip.open, ".xz": lzma.open}  # type: ignore[dict-item]
+
+
+class Document(NamedTuple):
+    """One text with the name of where it came from."""
+
+    name: str
+    text: str
+
+
+def list_sources(sources: Sources) -> list[str]:
+    """One source or several, as a list of strings."""
+    given = [sources] if isinstance(sources, (str, Path)) else list(sources)
+    if not given:
+        raise ValueError("No data was named; give a file, a folder, an archive or hf:NAME.")
+    return [str(source) for source in given]
+
+
+def read_documents(sources: Sources) -> Iterator[Document]:
+    """The documents of one source or of several, one after another.
+
+    A missing path or an empty folder is refused at once, unreadable content when it is reached. Files of a folder come
+    sorted by name, hidden ones left out; members of an archive and lines of a file come in their own order.
+    """
+    names = list_sources(sources)
+    for name in names:
+        if not name.startswith(HUB_PREFIX):
+            find_files(name)
+    return _read_all(names)
+
+
+def find_files(source: Source) -> tuple[list[Path], str]:
+    """The files a local source reads, and the part of its path that lies inside an archive ("" for none)."""
+    path = Path(source).expanduser()
+    if path.is_dir():
+        files = sorted(
+            file for file in path.rglob("*") if file.is_file() and not _is_hidden(file.relative_to(path).parts)
+        )
+        if not files:
+            raise ValueError(f"The folder {str(source)!r} holds no files; put text files into it.")
+        return files, ""
+    if path.exists():
+        return [path], ""
+    for archive in path.parents:
+        if archive.is_file():
+            if archive.name.endswith(ARCHIVES):
+                return [archive], path.relative_to(archive).as_posix()
+            raise ValueError(
+                f"{str(source)!r} goes on inside {str(archive)!r}, which is not an archive ({', '.join(ARCHIVES)})."
+            )
+    raise ValueError(
+        f"There is no file or folder {str(source)!r}; check the path (relative ones start at {Path.cwd()})."
+    )
+
+
+def _read_all(names: Iterable[str]) -> Iterator[Document]:
+    for name in names:
+        empty = True
+        for document in _read_hub(name) if name.startswith(HUB_PREFIX) else _read_local(name):
+            empty = False
+            yield document
+        if empty:
+            raise ValueError(f"{name!r} holds no text; give a source with at least one document that is not empty.")
+
+
+def _read_local(source: str) -> Iterator[Document]:
+    files, inside = find_files(source)
+    for file in files:
+        with _open(file) as stream:
+            yield from _read_stream(str(file), stream, inside)
+
+
+def _open(file: Path) -> IO[bytes]:
+    try:
+        return file.open("rb")
+    except OSError as error:
+        raise ValueError(f"{str(file)!r} cannot be read ({error.strerror}); check its permissions.") from error
+
+
+def _read_stream(name: str, stream: IO[bytes], inside: str = "") -> Iterator[Document]:
+    """The documents of one file, told by its name: archive, JSON lines, or one text."""
+    if name.endswith(ARCHIVES):
+        yield from _read_archive(name, stream, inside)
+        return
+    for ending, decompress in COMPRESSED.items():
+        if name.endswith(ending):
+            stream = decompress(stream)
+    if name.endswith(JSON_LINES):
+        yield from _read_lines(name, stream)
+        return
+    text = _decode(name, _read_bytes(name, stream))
+    if text:
+        yield Document(name, text)
+
+
+def _read_archive(name: str, stream: IO[bytes], inside: str) -> Iterator[Document]:
+    """Members in the archive's own order, so that it is read once from front to back."""
+    found = False
+    try:
+        with tarfile.open(fileobj=stream, mode="r|*") as archive:
+            for member in archive:
+                path = PurePosixPath(member.name)
+                wanted = not inside or path.is_relative_to(inside)
+                if not member.isfile() or not wanted or _is_hidden(path.parts):
+                    continue
+                found = True
+                content = archive.extractfile(member)
+                assert content is not None
+                # a member is read whole: what decompresses it may want to seek, which the archive cannot
+                yield from _read_stream(f"{name}/{path}", io.BytesIO(content.read()))
+    except (tarfile.TarError, lzma.LZMAError, EOFError, OSError) as error:
+        raise ValueError(f"{name!r} is not a whole archive ({error}); fetch or pack it again.") from error
+    if inside and not found:
+        raise ValueError(f"The archive {name!r} has nothing under {inside!r}; list it with: tar tf {name}")
+
+
+def _read_lines(name: str, stream: IO[bytes]) -> Iterator[Document]:
+    number = 0
+    while line := _read_bytes(name, stream, line=True):
+        number += 1
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(_decode(name, line))
+        except json.JSONDecodeError as error:
+            raise ValueError(
+                f"Line {number} of {name!r} is not JSON ({error.msg}); each line must be one object."
+            ) from None
+        text = _text_of(row, f"Line {number} of {name!r}")
+        if text:
+            yield Document(f"{name}:{number}", text)
+
+
+def _text_of(row: Any, where: str) -> str:
+    if isinstance(row, dict):
+        for field in TEXT_FIELDS:
+            if isinstance(row.get(field), str):
+                return row[field]
+    fields = " or ".join(repr(field) for field in TEXT_FIELDS)
+    raise ValueError(f"{where} has no text under {fields}; rename the field that holds it.")
+
+
+def _read_bytes(name: str, stream: IO[bytes], line: bool = False) -> bytes:
+    try:
+        return stream.readline() if line else stream.read()
+    except (OSError, EOFError, lzma.LZMAError) as error:
+        raise ValueError(f"{name!r} cannot be read to its end ({error}); fetch or pack it again.") from error
+
+
+def _decode(name: str, content: bytes) -> str:
+    if b"\0" in content:
+        raise ValueError(f"{name!r} is binary (it holds NUL bytes), not text; take it out or name a narrower path.")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{name!r} is not UTF-8 (byte {error.start}); convert it, for example with: iconv -f latin1 -t utf-8"
+        ) from None
+
+
+def _is_hidden(parts: Iterable[str]) -> bool:
+    return any(part.startswith(".") and part not in (".", "..") for part in parts)
+
+
+def _read_hub(source: str) -> Iterator[Document]:
+    """Rows of a Hugging Face dataset, streamed; CONFIG and SPLIT may be left out or empty, the split is then train."""
+    name, config, split, *rest = [*source.removeprefix(HUB_PREFIX).split(":"), "", ""]
+    if not name or any(rest):
+        raise ValueError(f"{source!r} does not read as hf:NAME, hf:NAME:CONFIG or hf:NAME:CONFIG:SPLIT.")
+    try:
+        from datasets import load_dataset
+    except ImportError:
+        raise ValueError(
+            f'{source!r} needs the package datasets; install it with pip install "equitape[data]", or name local files.'
+        ) from None
+    try:
+        rows = load_dataset(name, config or None, split=split or "train", streaming=True)
+    except Exception as error:
+        # the Hub, its cache and the dataset's own files each fail in their own ways
+        raise ValueError(f"The dataset {source!r} cannot be loaded ({error}).") from error
+    for number, row in enumerate(rows):
+        text = _text_of(row, f"Row {number} of {source!r}")
+        if text:
+            yield Document(f"{source}:{number}", text)

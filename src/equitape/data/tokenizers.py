@@ -1,0 +1,74 @@
+"""Tokenizers: bytes, byte-level BPE trained on the spot, or one from a folder. All are transformers' fast tokenizers."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from .text import Document
+
+END, PAD = "<|end|>", "<|pad|>"
+NUM_BYTES = 256
+
+
+def byte_tokenizer() -> PreTrainedTokenizerFast:
+    """Byte b is token b; then come the end of a document and padding."""
+    vocabulary = {f"<0x{byte:02X}>": byte for byte in range(NUM_BYTES)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], byte_fallback=True))
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    return _finish(tokenizer)
+
+
+def train_bpe(documents: Iterable[Document], vocab_size: int) -> PreTrainedTokenizerFast:
+    """Byte-level BPE: any text can be written, and reading it back gives the same text."""
+    if vocab_size < NUM_BYTES + 2:
+        raise ValueError(
+            f"A BPE vocabulary needs at least {NUM_BYTES + 2} entries (all bytes, end and padding); it is {vocab_size}."
+        )
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        # end and padding are added after training, so that the learnt entries come first
+        vocab_size=vocab_size - 2,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator((document.text for document in documents), trainer)
+    return _finish(tokenizer)
+
+
+def load_tokenizer(name: str | Path) -> Any:
+    """The tokenizer called "bytes", or the one a folder or the Hugging Face Hub holds under this name."""
+    if str(name) == "bytes":
+        return byte_tokenizer()
+    try:
+        return AutoTokenizer.from_pretrained(str(name))
+    except Exception as error:
+        # transformers raises a different error for each thing that may be missing
+        reason = str(error).strip().split("\n")[0]
+        raise ValueError(
+            f"There is no tokenizer in {str(name)!r} ({reason}); give 'bytes' or a folder that save_pretrained of a "
+            f"tokenizer wrote."
+        ) from error
+
+
+def is_byte_tokenizer(tokenizer: Any) -> bool:
+    """Whether token ids are bytes, so that text need not be tokenized at all."""
+    if len(tokenizer) != NUM_BYTES + 2:
+        return False
+    names = tokenizer.convert_ids_to_tokens(list(range(NUM_BYTES)))
+    return names == [f"<0x{byte:02X}>" for byte in range(NUM_BYTES)]
+
+
+def _finish(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=END,
+        pad_token=PAD,
+        # a text that happens to spell <|end|> is text
+        split_special_tokens=True,
+        clean_up_tokenization_spaces=False,
+    )

@@ -1,0 +1,290 @@
+"""Perplexity of long documents by sliding windows, in memory that grows with the length and not with length x vocabulary.
+
+A window reads `length` tokens of one document and predicts the token after each of them. Windows begin every `stride`
+tokens. Which of its predictions count is the rule `score`:
+
+- "new" (Press et al., arXiv 2108.12409): those that no earlier window of the document has made, so that every token but
+  the first of a document counts once, with at least `length - stride` tokens of context after the first window. What is
+  left at the end of a document is scored by one more window, moved back so that it is whole.
+- "all" (the code of LongLoRA, arXiv 2309.12307, which uses a stride of 256): all of them, so that a token counts once for
+  each window that reaches it, with contexts from 1 to `length`; what is left at the end is not scored.
+
+With `stride = length` both are the same, but for the end of the document.
+
+Shapes: B windows, N tokens of a window, C hidden size, V vocabulary.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from ..model import EquitapeForCausalLM
+from ..registry import describe_choices
+
+CHUNK_TOKENS = 1024
+"""Tokens whose logits exist at one time."""
+SCORE_RULES = ("new", "all")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PerplexityResult:
+    """What a model made of the documents, and by which protocol."""
+
+    length: int
+    stride: int
+    score: str
+    loss: float
+    """Nats per scored token."""
+    bits_per_byte: float | None
+    """The same by bytes of the documents, which does not depend on the tokenizer; None where sizes were not given."""
+    tokens: int
+    """Predictions that counted."""
+    windows: int
+    documents: int
+    skipped_documents: int
+    """Too short for one window."""
+    position_losses: Tensor
+    """[N] float64, the mean loss of the predictions made at each place of a window; NaN where none counted."""
+    position_counts: Tensor
+    """[N] int64, how many predictions that mean is of."""
+
+    @property
+    def perplexity(self) -> float:
+        """exp(loss); infinite where that is beyond a float."""
+        return math.exp(self.loss) if self.loss < 700 else math.inf
+
+    def position_curve(self, num_points: int = 64) -> tuple[list[float], list[float]]:
+        """(places, losses): means over runs of places of equal width; runs in which nothing counted are left out."""
+        places, losses = [], []
+        for part in torch.arange(self.length).tensor_split(min(num_points, self.length)):
+            counts = self.position_counts[part]
+            if int(counts.sum()):
+                total = (self.position_losses[part].nan_to_num() * counts).sum() / counts.sum()
+                places.append(float(part.double().mean()))
+                losses.append(float(total))
+        return places, losses
+
+
+class Window(NamedTuple):
+    """A piece of a document that is read at once."""
+
+    document: int
+    start: int
+    """The first token it reads."""
+    size: int
+    """How many it reads, and predictions it makes."""
+    first: int
+    """The first of its predictions that counts."""
+
+
+@torch.no_grad()
+def perplexity(
+    model: Any,
+    documents: Iterable[Tensor | Sequence[int]],
+    length: int,
+    stride: int | None = None,
+    *,
+    score: str = "new",
+    document_bytes: Sequence[int] | None = None,
+    keep_short: bool = False,
+    max_windows: int | None = None,
+    batch_tokens: int = 16384,
+    progress: Callable[[int, int], None] | None = None,
+) -> PerplexityResult:
+    """Score documents, each the tokens [n] of one text, by the protocol at the top of this file.
+
+    model: any causal language model of transformers, ours or not, wrapped by peft or not; it runs in its own dtype.
+    stride: `length` when left out. document_bytes: UTF-8 bytes of each document. keep_short: score documents shorter
+    than a window too, each as one short window, instead of leaving them out. max_windows: take only so many windows,
+    spread evenly over all. progress: called with (windows done, windows in all).
+    """
+    tokens = [torch.as_tensor(document, dtype=torch.long) for document in documents]
+    stride = length if stride is None else stride
+    _check(tokens, length, stride, score, document_bytes)
+    windows = [
+        window
+        for number, document in enumerate(tokens)
+        for window in cut_windows(number, len(document), length, stride, score, keep_short)
+    ]
+    if not windows:
+        longest = max((len(document) for document in tokens), default=0)
+        raise ValueError(
+            f"No document has the {length + 1} tokens that a window of {length} needs (the longest has {longest}); use "
+            f"longer documents or a shorter length."
+        )
+    if max_windows is not None and max_windows < len(windows):
+        chosen = torch.linspace(0, len(windows) - 1, max_windows, dtype=torch.float64).round().long().tolist()
+        windows = [windows[index] for index in chosen]
+
+    sums = torch.zeros(length, dtype=torch.float64)
+    counts = torch.zeros(length, dtype=torch.long)
+    done = 0
+    was_training = model.training
+    model.eval()
+    try:
+        losses_of = choose_scorer(model, tokens[windows[0].document][:8][None])
+        for batch in _batches(windows, max(1, batch_tokens // length)):
+            rows = torch.stack([tokens[w.document][w.start : w.start + w.size + 1] for w in batch])
+            rows = rows.to(_device(model))
+            losses = losses_of(rows[:, :-1], rows[:, 1:]).cpu().double()
+            size = losses.shape[1]
+            counted = torch.arange(size) >= torch.tensor([w.first for w in batch])[:, None]
+            sums[:size] += torch.where(counted, losses, 0).sum(0)
+            counts[:size] += counted.sum(0)
+            done += len(batch)
+            if progress is not None:
+                progress(done, len(windows))
+    finally:
+        model.train(was_training)
+
+    used = sorted({window.document for window in windows})
+    loss = float(sums.sum() / counts.sum())
+    bits_per_byte = None
+    if document_bytes is not None:
+        num_bytes = sum(document_bytes[number] for number in used)
+        bits_per_byte = loss / math.log(2) * sum(len(tokens[number]) for number in used) / num_bytes
+    return PerplexityResult(
+        length=length,
+        stride=stride,
+        score=score,
+        loss=loss,
+        bits_per_byte=bits_per_byte,
+        tokens=int(counts.sum()),
+        windows=len(windows),
+        documents=len(used),
+        skipped_documents=sum(len(document) <= length for document in tokens) if not keep_short else 0,
+        position_losses=sums / counts,
+        position_counts=counts,
+    )
+
+
+def _check(tokens: list[Tensor], length: int, stride: int, score: str, document_bytes: Sequence[int] | None) -> None:
+    if length < 1:
+        raise ValueError(f"A window needs a length of 1 or more; it is {length}.")
+    if not 1 <= stride <= length:
+        raise ValueError(f"The stride must be from 1 to the length, {length}, or tokens are left out; it is {stride}.")
+    if score not in SCORE_RULES:
+        raise ValueError(f"Unknown rule of scoring {score!r}.{describe_choices(score, SCORE_RULES)}")
+    if document_bytes is not None and len(document_bytes) != len(tokens):
+        raise ValueError(
+            f"document_bytes has {len(document_bytes)} entries for {len(tokens)} documents; give one for each."
+        )
+
+
+def cut_windows(
+    document: int, num_tokens: int, length: int, stride: int, score: str = "new", keep_short: bool = False
+) -> list[Window]:
+    """The windows of one document and which of their predictions count."""
+    predictions = num_tokens - 1
+    if predictions < length:
+        return [Window(document, 0, predictions, 0)] if keep_short and predictions > 0 else []
+    starts = range(0, predictions - length + 1, stride)
+    if score == "all":
+        return [Window(document, start, length, 0) for start in starts]
+    windows = [Window(document, start, length, length - stride if start else 0) for start in starts]
+    reached = starts[-1] + length
+    if reached < predictions:
+        start = predictions - length
+        windows.append(Window(document, start, length, reached - start))
+    return windows
+
+
+def _batches(windows: list[Window], batch_size: int) -> Iterator[list[Window]]:
+    """Windows of one size at a time, at most batch_size."""
+    for _, same in groupby(windows, key=lambda window: window.size):
+        group = list(same)
+        for start in range(0, len(group), batch_size):
+            yield group[start : start + batch_size]
+
+
+Scorer = Callable[[Tensor, Tensor], Tensor]
+"""(tokens [B, N], the token after each [B, N]) -> losses in nats [B, N], float32."""
+
+
+def choose_scorer(model: Any, probe: Tensor) -> Scorer:
+    """How to get a model's losses without all its logits at once.
+
+    Most models are a decoder and a linear head, whose logits can be made in chunks from the hidden states. Some do more
+    with logits (cap, scale); those show it on the probe [1, n], and run chunk by chunk through their cache instead.
+    """
+    model = unwrap(model)
+    decoder, head = _parts(model)
+    if head is not None and (isinstance(model, EquitapeForCausalLM) or _agree(model, decoder, head, probe)):
+        return lambda tokens, targets: _losses_by_head(decoder, head, tokens, targets)
+    return lambda tokens, targets: _losses_by_cache(model, tokens, targets)
+
+
+def unwrap(model: Any) -> Any:
+    """The transformers model inside what peft, torch.compile and data parallelism wrap around it."""
+    while True:
+        if hasattr(model, "_orig_mod"):
+            model = model._orig_mod
+        elif isinstance(model, torch.nn.parallel.DistributedDataParallel):
+            model = model.module
+        elif hasattr(model, "get_base_model"):
+            if model.active_peft_config.is_prompt_learning:
+                raise ValueError(
+                    "Perplexity of a model with a learnt prompt is not supported; merge or drop the adapter."
+                )
+            model = model.get_base_model()
+        else:
+            return model
+
+
+def _parts(model: Any) -> tuple[Any, Any]:
+    """(decoder, head), or (None, None) where a model does not tell them apart."""
+    decoder = model.get_decoder() if hasattr(model, "get_decoder") else None
+    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    if decoder is None or decoder is model or head is None:
+        return None, None
+    return decoder, head
+
+
+def _agree(model: Any, decoder: Any, head: Any, probe: Tensor) -> bool:
+    """Whether head(decoder(tokens)) is all there is to the logits: the same operations, so the same bits."""
+    probe = probe.to(_device(model))
+    expected = model(input_ids=probe, use_cache=False).logits
+    return torch.equal(head(_hidden(decoder, probe)), expected)
+
+
+def _hidden(decoder: Any, tokens: Tensor) -> Tensor:
+    output = decoder(input_ids=tokens, use_cache=False)
+    return output[0] if isinstance(output, tuple) else output.last_hidden_state
+
+
+def _losses_by_head(decoder: Any, head: Any, tokens: Tensor, targets: Tensor) -> Tensor:
+    hidden = _hidden(decoder, tokens).flatten(0, 1)
+    chunks = zip(hidden.split(CHUNK_TOKENS), targets.flatten().split(CHUNK_TOKENS), strict=True)
+    losses = [_cross_entropy(head(part), wanted) for part, wanted in chunks]
+    return torch.cat(losses).view(targets.shape)
+
+
+def _losses_by_cache(model: Any, tokens: Tensor, targets: Tensor) -> Tensor:
+    """The whole model, some tokens at a time, continued through its cache; at once where it makes none."""
+    step = max(1, CHUNK_TOKENS // tokens.shape[0])
+    losses, past, start = [], None, 0
+    while start < tokens.shape[1]:
+        output = model(input_ids=tokens[:, start : start + step], past_key_values=past, use_cache=True)
+        past = getattr(output, "past_key_values", None)
+        if past is None and tokens.shape[1] > step:
+            output, start = model(input_ids=tokens, use_cache=False), 0
+        wanted = targets[:, start : start + output.logits.shape[1]]
+        losses.append(_cross_entropy(output.logits.flatten(0, 1), wanted.flatten()))
+        losses[-1] = losses[-1].view(wanted.shape)
+        start += wanted.shape[1]
+    return torch.cat(losses, dim=1)
+
+
+def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Nats for each token, in float32 at least: [n, V], [n] -> [n]."""
+    return cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), targets, reduction="none")
+
+
+def _device(model: Any) -> torch.device:
+    return next(model.parameters()).device
