@@ -1,0 +1,129 @@
+"""report.html and report.md from the results of `equitape compare`."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from .plots import Plot, all_plots
+from .summary import BEST_RULE, Summary, summarise
+from .tables import Cell, Table, claims_table, headline_table, metric_table, number, readable, runs_table
+
+PLOTS = "plots"
+
+
+def write_report(results: dict[str, Any], out_dir: Path) -> None:
+    """Write report.html (self-contained), report.md and the pictures it shows into `out_dir`.
+
+    results: what results.json holds; its schema is at the top of training/compare.py. That file itself is not touched.
+    """
+    import jinja2
+
+    summary = summarise(results)
+    plots = all_plots(summary)
+    content = {
+        "name": results["name"],
+        "task": results["task"],
+        "findings": findings(summary),
+        "tables": quality_tables(summary),
+        "best_rule": BEST_RULE,
+        "plots": plots,
+        "runs": runs_table(summary),
+        "environment": environment_rows(results["environment"], summary),
+        "recipe": recipe_text(results["recipe"]),
+    }
+    templates = jinja2.Environment(
+        loader=jinja2.PackageLoader("equitape", "report"),
+        autoescape=lambda name: bool(name and name.endswith(".html.j2")),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    templates.filters["markdown"] = markdown_table
+    out_dir.mkdir(parents=True, exist_ok=True)
+    write_plots(plots, out_dir / PLOTS)
+    for name in ("report.html", "report.md"):
+        replace_text(out_dir / name, templates.get_template(f"{name}.j2").render(content, plots_folder=PLOTS))
+
+
+def quality_tables(summary: Summary) -> list[Table]:
+    """The headline with its cost, then every metric in and out of distribution, then published numbers."""
+    tables = [headline_table(summary)]
+    # the headline, which may be of both kinds, stands in the first table
+    parts = {
+        "In distribution": [name for name in summary.metric_names(outside=False) if name != summary.headline],
+        "Out of distribution": summary.metric_names(outside=True),
+    }
+    tables += [metric_table(summary, title, names) for title, names in parts.items() if names]
+    claims = claims_table(summary)
+    return tables if claims is None else [*tables, claims]
+
+
+def findings(summary: Summary) -> list[str]:
+    """What the figures allow to say, in sentences."""
+    name, told = summary.headline, []
+    spreads = {group.label: spread for group in summary.groups if (spread := group.metric(name)) is not None}
+    better = summary.higher_is_better(name)
+    seeds = len(summary.seeds)
+    if spreads:
+        first = (max if better else min)(spreads, key=lambda label: spreads[label].mean)
+        value = f"{readable(name)} {number(spreads[first].mean)}"
+        if summary.best(name) is not None:
+            told.append(f"{first} leads with {value}, by more than the seeds spread.")
+        elif seeds == 1:
+            told.append(
+                f"{first} comes first with {value}, from a single seed: no spread is known, so nothing is marked best."
+            )
+        elif len(spreads) > 1:
+            told.append(
+                f"{first} comes first with {value}, but not by more than the seeds spread: no encoding is marked best."
+            )
+    else:
+        told.append("No run was finished: there is nothing to compare yet.")
+    listed = ", ".join(map(str, summary.seeds))
+    told.append(f"{len(summary.groups)} encodings, {seeds} seed{'s' if seeds > 1 else ''} each: {listed}.")
+    for run in summary.unfinished:
+        told.append(f"{run['label']}, seed {run['seed']}: {run['status']}. {run.get('note') or ''}".strip())
+    return told
+
+
+def environment_rows(environment: dict[str, Any], summary: Summary) -> list[tuple[str, str]]:
+    """Versions, hardware, commit, date and seeds as pairs."""
+    rows = [(str(key), "unknown" if value is None else str(value)) for key, value in environment.items()]
+    return [*rows, ("seeds", ", ".join(map(str, summary.seeds)))]
+
+
+def recipe_text(recipe: dict[str, Any]) -> str:
+    """The resolved recipe as YAML, which runs the same comparison again."""
+    import yaml
+
+    # tuples become lists, as in results.json
+    recipe = json.loads(json.dumps(recipe))
+    return yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True, width=120)
+
+
+def markdown_table(table: Table) -> str:
+    """A table in Markdown, details in brackets."""
+
+    def text(cell: Cell) -> str:
+        star = " ★" if cell.kind == "best" else ""
+        detail = f" ({cell.detail})" if cell.detail else ""
+        return f"{cell.text}{star}{detail}".replace("|", "\\|").replace("\n", " ")
+
+    lines = [table.columns, ["---"] + ["---:"] * (len(table.columns) - 1)]
+    lines += [[text(cell) for cell in row] for row in table.rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def write_plots(plots: list[Plot], folder: Path) -> None:
+    """One PNG a plot, for the Markdown report."""
+    folder.mkdir(exist_ok=True)
+    for plot in plots:
+        (folder / f"{plot.name}.png").write_bytes(plot.png)
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write aside and rename: a reader never finds half a page."""
+    aside = path.with_name(path.name + ".part")
+    aside.write_text(text, encoding="utf-8")
+    os.replace(aside, path)

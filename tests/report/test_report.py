@@ -1,0 +1,235 @@
+"""Reports say what the runs say, no more and no less, and need nothing beside them."""
+
+import copy
+import json
+import math
+import re
+from html.parser import HTMLParser
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from made_up import make_results, make_run
+
+from equitape.report import write_report
+from equitape.report.plots import all_plots, line_style, loss_points
+from equitape.report.summary import Spread, mean_grid, summarise
+from equitape.report.tables import number, spread_cell
+
+
+@pytest.fixture(scope="module")
+def results():
+    return make_results()
+
+
+@pytest.fixture(scope="module")
+def folder(results, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("report")
+    (folder / "results.json").write_text(json.dumps(results))
+    before = copy.deepcopy(results)
+    write_report(json.loads(json.dumps(results)), folder)
+    assert results == before
+    assert json.loads((folder / "results.json").read_text()) == results
+    return folder
+
+
+class Page(HTMLParser):
+    """Everything a page could fetch, its text, and its ids."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.fetches, self.ids, self.tags, self.words = [], [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        for name, value in attributes:
+            if name in ("src", "href", "xlink:href", "data", "action"):
+                self.fetches.append(value)
+            if name == "id":
+                self.ids.append(value)
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+
+def test_page_fetches_nothing(folder):
+    text = (folder / "report.html").read_text()
+    page = Page(text)
+    assert all(target.startswith(("#", "data:")) for target in page.fetches)
+    assert not re.search(r"@import|url\((?!#|\"?data:)", text)
+    assert "script" not in page.tags
+    assert len(page.ids) == len(set(page.ids)), "two pictures share an id and would show each other's parts"
+    # whatever a picture refers to is in the page
+    assert {target[1:] for target in page.fetches if target.startswith("#")} <= set(page.ids)
+    assert "prefers-color-scheme: dark" in text
+
+
+def test_pictures_have_texts_and_take_the_colour_of_the_page(folder, results):
+    text = (folder / "report.html").read_text()
+    pictures = re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL)
+    labels = re.findall(r'role="img" aria-label="([^"]*)"', text)
+    assert len(pictures) == len(labels) == 3
+    assert all(len(label) > 60 for label in labels)
+    for picture in pictures:
+        ElementTree.fromstring(picture.replace("<svg ", '<svg xmlns:xlink="http://www.w3.org/1999/xlink" ', 1)
+                               if "xmlns:xlink" not in picture else picture)  # fmt: skip
+        assert "currentColor" in picture
+    for run in results["runs"]:
+        assert run["label"] in "".join(labels)
+
+
+def test_markdown_shows_the_same_and_its_pictures_exist(folder):
+    text = (folder / "report.md").read_text()
+    pictures = re.findall(r"!\[([^\]]+)\]\(([^)]+)\)", text)
+    assert len(pictures) == 3
+    for _, target in pictures:
+        assert (folder / target).read_bytes().startswith(b"\x89PNG")
+    # every row of a table has as many cells as its head
+    for block in re.findall(r"(?:^\|.*\n)+", text, flags=re.MULTILINE):
+        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}) == 1
+
+
+@pytest.mark.parametrize("name", ["report.html", "report.md"])
+def test_nothing_is_hidden(folder, results, name):
+    text = (folder / name).read_text()
+    shown = "".join(Page(text).words) if name.endswith("html") else text.replace("\\|", "|")
+    for run in results["runs"]:
+        if run["status"] != "done":
+            assert run["note"] in shown
+    assert "1 of 3 runs failed" in shown
+    assert "1 of 3 runs missing" in shown
+    for value in (v for v in results["environment"].values() if v is not None):
+        assert value in shown
+    for part in ("2501.00712", "41.42", "claims, not measurements", "not run here", "max_digits: 20", "unknown"):
+        assert part in shown
+    for heading in ("In distribution", "Out of distribution", "Beside published numbers"):
+        assert heading in shown
+
+
+def test_figures_over_seeds_agree_with_numpy(results):
+    summary = summarise(results)
+    for group in summary.groups:
+        values = [
+            run["evaluation"]["metrics"]["exact_match_outside"]
+            for run in results["runs"]
+            if run["label"] == group.label and run["status"] == "done"
+        ]
+        spread = group.metric("exact_match_outside")
+        assert spread.mean == pytest.approx(np.mean(values))
+        assert spread.deviation == pytest.approx(np.std(values, ddof=1))
+        assert (spread.low, spread.high, spread.count) == (min(values), max(values), len(values))
+    maps = [run["evaluation"]["heat_maps"][0]["values"] for run in results["runs"] if run["label"] == "tape"]
+    assert np.allclose(mean_grid(maps), np.mean(maps, axis=0))
+    holes = copy.deepcopy(maps)
+    holes[0][1][2] = None
+    assert mean_grid(holes)[1][2] == pytest.approx((maps[1][1][2] + maps[2][1][2]) / 2)
+    assert math.isnan(mean_grid([[[None]], [[None]]])[0][0])
+
+
+def test_metrics_in_and_out_of_distribution_stand_apart(results, folder):
+    text = (folder / "report.md").read_text()
+    inside, outside = text.split("## In distribution")[1].split("## Out of distribution")
+    outside = outside.split("## ")[0]
+    assert "exact match outside" not in inside
+    assert "exact match inside" in inside
+    assert "exact match outside" in outside
+    assert "exact match inside" not in outside
+
+
+def best_of(values, higher=True, statuses=()):
+    """The label marked best when encodings a, b, ... have these values over seeds."""
+    runs = []
+    for label, scores in values.items():
+        for seed, score in enumerate(scores):
+            run = make_run(label, seed, 1.0)
+            run["evaluation"]["metrics"] = {"points": score}
+            runs.append(run)
+        runs += [make_run(label, 99, 1.0, "failed", "no") for name in statuses if name == label]
+    results = {**make_results(), "runs": runs}
+    results["task"] = {**results["task"], "headline": "points", "higher_is_better": higher}
+    return summarise(results).best("points")
+
+
+def test_best_is_marked_only_beyond_the_spread():
+    assert best_of({"a": [10, 11, 12], "b": [1, 2, 3]}) == "a"
+    assert best_of({"a": [10, 11, 12], "b": [1, 2, 3]}, higher=False) == "b"
+    # the means differ by 1, the deviations add to 2
+    assert best_of({"a": [10, 11, 12], "b": [9, 10, 11]}) is None
+    # a third that is close takes the mark away
+    assert best_of({"a": [10, 11, 12], "b": [1, 2, 3], "c": [10, 11, 11]}) is None
+    # one seed has no spread, and a run that failed may have been the bad one
+    assert best_of({"a": [11], "b": [1]}) is None
+    assert best_of({"a": [10, 11, 12], "b": [1, 2, 3]}, statuses=["a"]) is None
+    assert best_of({"a": [10, 11, 12], "b": [1, 2, 3]}, statuses=["b"]) == "a"
+    assert best_of({"a": [1, 1, 1], "b": [1, 1, 1]}) is None
+    assert best_of({"a": [10, 11, 12]}) is None
+    assert best_of({"a": [5, 6, math.inf], "b": [1, 2, 3]}, higher=False) is None
+
+
+def test_direction_is_not_guessed_where_nothing_tells_it(results):
+    summary = summarise(results)
+    assert summary.higher_is_better("exact_match") is True
+    assert summary.higher_is_better("perplexity_outside_2x") is False
+    assert summary.higher_is_better("digits") is None
+    assert summary.best("digits") is None
+
+
+@pytest.mark.parametrize("seeds", [0, 1])
+def test_reports_of_few_runs(tmp_path, seeds):
+    results = make_results()
+    results["runs"] = [make_run("rope", seed, 1.0) for seed in range(seeds)] + [
+        make_run("tape", 0, 1.0, "missing", "Not run yet.")
+    ]
+    results["claims"], results["claims_source"] = {}, None
+    write_report(results, tmp_path / "new" / "folder")
+    text = (tmp_path / "new" / "folder" / "report.md").read_text()
+    assert ("n = 1" in text) == (seeds == 1)
+    assert "★ (" not in text
+    assert ("No run was finished" in text) == (seeds == 0)
+    assert "published" not in text
+
+
+def test_no_runs_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="hold no runs"):
+        write_report({**make_results(), "runs": []}, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_lines_are_told_apart_without_colour():
+    results = make_results()
+    results["runs"] = [make_run(f"encoding {index}", 0, 1.0) for index in range(10)]
+    summary = summarise(results)
+    styles = [line_style(summary, label) for label in summary.labels]
+    assert len({(style["marker"], str(style["linestyle"])) for style in styles}) == 10
+    assert len({style["marker"] for style in styles}) == 10
+
+
+def test_long_logs_are_averaged_not_sampled(results):
+    group = summarise(results).groups[3]
+    points = loss_points(group)
+    logs = np.array([[loss for _, loss in run["log"]] for run in group.runs])
+    assert len(points) == 200
+    assert np.allclose([spread.mean for _, spread in points], logs.mean(0).reshape(200, 2).mean(1))
+    assert [step for step, _ in points] == [step for step, _ in group.runs[0]["log"]][1::2]
+
+
+def test_logs_of_failed_runs_are_drawn_as_far_as_they_go(results):
+    group = summarise({**results, "runs": [make_run("rope", 0, 1.0, "nan", "broke")]}).groups[0]
+    assert [step for step, _ in loss_points(group)][-1] == 200
+
+
+def test_same_results_give_the_same_pictures(results):
+    first, second = all_plots(summarise(results)), all_plots(summarise(results))
+    assert [plot.svg for plot in first] == [plot.svg for plot in second]
+    assert [plot.png for plot in first] == [plot.png for plot in second]
+
+
+def test_numbers():
+    assert number(26.324) == "26.32"
+    assert number(0.0123456) == "0.01235"
+    assert number(1234567.0) == "1,234,567"
+    assert number(math.inf) == "infinite"
+    cell = spread_cell(Spread(values=(25.0, 26.0, 27.5)))
+    assert cell.text == "26.17 ± 1.26"
+    assert cell.detail == "25.00 … 27.50, n = 3"
