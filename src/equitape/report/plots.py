@@ -191,7 +191,9 @@ def plot_curve(summary: Summary, title: str) -> Plot:
     first = next(curve for group in summary.groups for curve in entries(group, "curves", title))
     with figure_of(7.5, 4.2) as figure:
         axes = figure.add_subplot()
-        told, xs, ys = [], set(), []
+        told: list[str] = []
+        xs: set[float] = set()
+        ys: list[float] = []
         for group in summary.groups:
             points = [
                 (x, spread)
