@@ -1,0 +1,317 @@
+"""One run: resuming, order of data, budgets, the end on a loss that is none."""
+
+import itertools
+import math
+import multiprocessing
+import shutil
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import losses, numbered, read_lines, run, run_and_die, settings, small_model
+
+from equitape import EquitapeForCausalLM
+from equitape.tasks.base import pad_right
+from equitape.training import checkpoints
+from equitape.training.fit import count_steps, fit
+from equitape.training.log import StepLog, read_log, thin, truncate_log
+from equitape.training.settings import TrainSettings
+from equitape.training.trainer import learning_rate_share
+
+EVERYTHING = {"eval_every": 7, "accumulation": 2}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run that nothing interrupted."""
+    run_dir = tmp_path_factory.mktemp("whole") / "run"
+    run(run_dir, **EVERYTHING)
+    return run_dir
+
+
+def same(first: Path, second: Path) -> bool:
+    weights = [(run_dir / "model" / "model.safetensors").read_bytes() for run_dir in (first, second)]
+    return (first / "log.jsonl").read_bytes() == (second / "log.jsonl").read_bytes() and weights[0] == weights[1]
+
+
+def test_log_has_every_step(whole):
+    lines = read_lines(whole)
+    assert [line["step"] for line in lines if "loss" in line] == list(range(1, 25))
+    assert [line["step"] for line in lines if "evaluation" in line] == [7, 14, 21]
+    assert lines[0].keys() == {"step", "loss", "grad_norm", "learning_rate", "tokens"}
+    assert sum(losses(whole)[-5:]) < sum(losses(whole)[:5])
+
+
+@pytest.mark.parametrize(
+    ("place", "count"),
+    [
+        ("step", 3),
+        ("step", 17),
+        ("micro-batch", 26),
+        ("writing the log", 6),
+        ("saving weights", 6),
+        ("checksums", 11),
+        ("before renaming", 3),
+        ("removing", 1),
+    ],
+)
+def test_killed_and_resumed_is_the_same_run(place, count, whole, tmp_path):
+    assert run_and_die(tmp_path, place, count, **EVERYTHING) == -9
+    result = run(tmp_path, resume=True, **EVERYTHING)
+    assert same(whole, tmp_path)
+    assert (result.status, result.steps) == ("done", 24)
+    assert result.tokens == read_lines(tmp_path)[-1]["tokens"]
+    assert not (tmp_path / checkpoints.SAVING).exists()
+
+
+def test_killed_from_outside_again_and_again(whole, tmp_path):
+    """A real `kill -9`, at whatever moment it comes, three times over."""
+    for lines in (4, 11, 20):
+        process = multiprocessing.get_context("fork").Process(
+            target=run, args=(tmp_path,), kwargs={"resume": True, **EVERYTHING}
+        )
+        process.start()
+        while len(read_log(tmp_path / "log.jsonl")) < lines and process.is_alive():
+            time.sleep(0.001)
+        process.kill()
+        process.join()
+    run(tmp_path, resume=True, **EVERYTHING)
+    assert same(whole, tmp_path)
+
+
+@pytest.mark.parametrize("damage", ["cut short", "changed", "a file missing", "no manifest", "manifest cut short"])
+def test_damaged_checkpoint_is_ignored(damage, whole, tmp_path):
+    run_dir = tmp_path / "run"
+    shutil.copytree(whole, run_dir)
+    newest = run_dir / "checkpoints" / "checkpoint-24"
+    weights = newest / "optimizer.pt"
+    if damage == "cut short":
+        weights.write_bytes(weights.read_bytes()[:-7])
+    elif damage == "changed":
+        content = bytearray(weights.read_bytes())
+        content[len(content) // 2] ^= 1
+        weights.write_bytes(content)
+    elif damage == "a file missing":
+        weights.unlink()
+    elif damage == "no manifest":
+        (newest / checkpoints.MANIFEST).unlink()
+    else:
+        (newest / checkpoints.MANIFEST).write_text('{"files": {')
+    half_written = run_dir / checkpoints.SAVING / "checkpoint-23"
+    half_written.mkdir(parents=True)
+    assert checkpoints.step_of(checkpoints.newest(run_dir)) == 20
+    (run_dir / "log.jsonl").open("a").write('{"step": 25, "lo')
+    run(run_dir, resume=True, **EVERYTHING)
+    assert same(whole, run_dir)
+    assert checkpoints.is_whole(newest)
+
+
+def test_resuming_a_finished_run_trains_no_more(whole, tmp_path):
+    run_dir = tmp_path / "run"
+    shutil.copytree(whole, run_dir)
+    model = small_model()
+    result = fit(model, numbered(), settings(**EVERYTHING), run_dir, resume=True)
+    assert (result.status, result.steps) == ("done", 24)
+    saved = EquitapeForCausalLM.from_pretrained(whole / "model")
+    for name, value in saved.state_dict().items():
+        assert torch.equal(value, model.state_dict()[name]), name
+    assert same(whole, run_dir)
+
+
+def test_directory_with_a_run_is_refused(whole):
+    with pytest.raises(ValueError, match="holds a run already; resume it"):
+        run(whole)
+
+
+def test_only_the_newest_checkpoints_are_kept(tmp_path):
+    run(tmp_path, keep=1, steps=12)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["checkpoint-12"]
+    checkpoints.discard(tmp_path)
+    assert not (tmp_path / "checkpoints").exists()
+    assert (tmp_path / "model" / "model.safetensors").exists()
+
+
+class Poisoned(torch.nn.Module):
+    """Adds a NaN to the logits from the count-th training batch on."""
+
+    def __init__(self, head: torch.nn.Module, count: int):
+        super().__init__()
+        self.weight = head.weight
+        self.count = count
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count -= 1
+        return x @ self.weight.T + (float("nan") if self.count < 0 else 0.0)
+
+
+def test_stops_when_the_loss_is_no_number(tmp_path):
+    model = small_model()
+    model.lm_head = Poisoned(model.lm_head, 13)
+    result = fit(model, numbered(), settings(), tmp_path, collate=partial(pad_right, pad_token_id=0))
+    assert result.status == "nan"
+    assert result.note == "The loss or its gradient was not a number at step 14; the checkpoint of step 10 is kept."
+    assert checkpoints.step_of(checkpoints.newest(tmp_path)) == 10
+    assert [line["step"] for line in read_lines(tmp_path)] == list(range(1, 14))
+    assert not (tmp_path / "model").exists()
+    # what is kept is good: it goes on
+    assert run(tmp_path, resume=True).status == "done"
+
+
+def test_no_checkpoint_is_saved_after_an_infinite_gradient(tmp_path):
+    """The loss of a step may still be a number when the weights after it are none."""
+    model = small_model()
+    step = itertools.count(1)
+    model.lm_head.weight.register_hook(lambda gradient: gradient * (float("inf") if next(step) == 5 else 1.0))
+    result = fit(model, numbered(), settings(), tmp_path, collate=partial(pad_right, pad_token_id=0))
+    assert (result.status, checkpoints.newest(tmp_path)) == ("nan", None)
+    assert "at step 5; no checkpoint was saved yet" in result.note
+
+
+def bare_loop(steps: int, batch_size: int) -> list[float]:
+    """What `fit` should do, written out."""
+    model = small_model(attention_dropout=0.0)
+    given = settings(steps=steps)
+    matrices = [value for name, value in model.named_parameters() if value.dim() > 1]
+    others = [value for name, value in model.named_parameters() if value.dim() == 1]
+    groups = [{"params": matrices, "weight_decay": given.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=given.learning_rate, betas=given.betas)
+    data, losses = numbered(), []
+    for step in range(steps):
+        batch = pad_right([data[step * batch_size + row] for row in range(batch_size)], 0)
+        share = (step + 0.5) / steps
+        warm, fall = share / given.warmup, (1 + math.cos(math.pi * (share - given.warmup) / (1 - given.warmup))) / 2
+        for group in optimizer.param_groups:
+            group["lr"] = given.learning_rate * (warm if share < given.warmup else fall)
+        logits = model(batch["input_ids"], attention_mask=batch["attention_mask"]).logits[:, :-1]
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"][:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), given.clip)
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("changes", [{}, {"accumulation": 4}, {"workers": 2}, {"gradient_checkpointing": True}])
+def test_losses_are_those_of_a_bare_loop(changes, tmp_path):
+    """Micro-batches hold different numbers of labels, so that the mean of their means would be another loss."""
+    run(tmp_path, dropout=0.0, steps=10, **changes)
+    assert losses(tmp_path) == pytest.approx(bare_loop(10, 8), rel=2e-5)
+
+
+def test_number_of_workers_changes_nothing(whole, tmp_path):
+    run(tmp_path, workers=2, **EVERYTHING)
+    assert same(whole, tmp_path)
+
+
+def test_bfloat16_differs_but_keeps_float32_weights(tmp_path):
+    run(tmp_path / "half", precision="bf16", dropout=0.0, steps=4)
+    run(tmp_path / "full", dropout=0.0, steps=4)
+    half, full = losses(tmp_path / "half"), losses(tmp_path / "full")
+    assert half != full
+    assert half == pytest.approx(full, rel=0.02)
+    weights = EquitapeForCausalLM.from_pretrained(tmp_path / "half" / "model").state_dict()
+    assert {value.dtype for value in weights.values()} == {torch.float32}
+
+
+def test_only_what_is_trainable_changes(tmp_path):
+    model = small_model()
+    before = {name: value.clone() for name, value in model.named_parameters()}
+    fit(
+        model,
+        numbered(),
+        settings(steps=3),
+        tmp_path,
+        collate=partial(pad_right, pad_token_id=0),
+        trainable=lambda name: "encoding" in name,
+    )
+    changed = {name for name, value in model.named_parameters() if not torch.equal(value, before[name])}
+    assert changed
+    assert changed == {name for name in before if "encoding" in name}
+    assert model.config.use_cache
+    assert not model.training
+
+
+def test_examples_are_seen_in_order_and_again_from_the_start(tmp_path):
+    seen = []
+
+    def collate(examples):
+        seen.extend(int(example["input_ids"][0]) for example in examples)
+        return torch.utils.data.default_collate(examples)
+
+    data = [{"input_ids": torch.full((4,), index), "labels": torch.full((4,), index)} for index in range(10)]
+    fit(small_model(), data, settings(steps=3), tmp_path, collate=collate)
+    assert seen == [index % 10 for index in range(24)]
+
+
+def test_budget_in_tokens_and_minutes(tmp_path):
+    data = numbered()
+    mean = sum(len(data[index]["input_ids"]) for index in range(256)) / 256
+    assert count_steps(TrainSettings(tokens=10_000, batch_size=8), data) == round(10_000 / mean / 8)
+    result = run(tmp_path, steps=None, minutes=0.01)
+    assert 0.6 <= result.seconds < 5
+    rates = [line["learning_rate"] for line in read_lines(tmp_path)]
+    assert rates[0] < max(rates)
+    assert rates[-1] < 0.2 * max(rates)
+    with pytest.raises(ValueError, match="no budget; give one of steps, tokens and minutes"):
+        run(tmp_path / "none", steps=None)
+    with pytest.raises(ValueError, match="the data set is empty"):
+        fit(small_model(), [], settings(), tmp_path / "empty")
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "linear", "constant"])
+def test_schedules(schedule):
+    given = TrainSettings(steps=100, schedule=schedule, warmup=0.1, final_rate=0.2)
+    share = learning_rate_share(given, 100, lambda: 0.0)
+    rates = [share(step) for step in range(100)]
+    assert rates[:10] == pytest.approx([(step + 0.5) / 10 for step in range(10)])
+    assert rates[54] + rates[55] == pytest.approx(2.0 if schedule == "constant" else 1.2, abs=1e-6)
+    assert rates[99] == pytest.approx(1.0 if schedule == "constant" else 0.2, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"steps": 5, "tokens": 9}, "steps and tokens are given"),
+        ({"steps": 0}, "steps is 0; it must be 1 or more"),
+        ({"minutes": 0.0}, "more than 0"),
+        ({"batch_size": 6, "accumulation": 4}, "not a multiple of accumulation 4"),
+        ({"schedule": "cosin"}, "Did you mean 'cosine'"),
+        ({"precision": "fp16"}, "there is no precision 'fp16'"),
+        ({"warmup": 2.0}, "it is a share, from 0 to 1"),
+        ({"betas": (0.9, 1.0)}, "two numbers from 0 to below 1"),
+        ({"learning_rate": -1.0}, "must not be negative"),
+        ({"learning_rate": float("nan")}, "must not be negative"),
+        ({"workers": -1}, "must be 0 or more"),
+        ({"save_every": 0}, "save_every is 0"),
+    ],
+)
+def test_wrong_settings(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        TrainSettings(**wrong)
+
+
+def test_losses_wait_on_the_device(tmp_path):
+    """Nothing is read or written between two readings."""
+    log = StepLog(tmp_path / "log.jsonl", lambda table: table, 1)
+    for step in (1, 2):
+        log.add_micro_batch(torch.tensor(1.0), torch.tensor(5))
+        log.add_micro_batch(torch.tensor(0.5), 3)
+        log.add_norm(torch.tensor(2.0))
+        log.end_step(step, 0.1)
+        assert not (tmp_path / "log.jsonl").exists()
+    assert [line["tokens"] for line in log.flush()] == [8, 16]
+    assert read_log(tmp_path / "log.jsonl")[1]["loss"] == 1.5
+    truncate_log(tmp_path / "log.jsonl", 1)
+    assert [line["step"] for line in read_log(tmp_path / "log.jsonl")] == [1]
+
+
+def test_thinned_curve_keeps_the_mean():
+    points = [(step, float(step % 7)) for step in range(1, 1001)]
+    thinned = thin(points, 100)
+    assert len(thinned) == 100
+    assert thinned[-1][0] == 1000
+    assert sum(value for _, value in thinned) / 100 == pytest.approx(sum(value for _, value in points) / 1000)
+    assert thin(points[:5], 100) == [[step, value] for step, value in points[:5]]
