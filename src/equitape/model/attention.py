@@ -12,7 +12,7 @@ from transformers import Cache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ..encodings import LayerEncoding, Positions
-from .backends import cuda_attention, eager_attention, flexible_attention
+from .backends import attend_in_halves, cuda_attention, eager_attention, flexible_attention
 from .configuration import EquitapeConfig
 
 
@@ -23,6 +23,8 @@ class AttentionView(NamedTuple):
     """Boolean or additive [B, 1, N, K], FlexAttention's block mask, or None for plain causal attention."""
     key_ids: Tensor | None
     """[B, K], the ids of the keys, for encodings that bias scores."""
+    shifted: BlockMask | None = None
+    """A block mask of its own for the second half of the query heads, under shifted sparse attention."""
 
 
 class EquitapeRMSNorm(nn.Module):
@@ -123,6 +125,8 @@ def attend(
         score_mod = None
         if view.key_ids is not None:
             score_mod = module.encoding("score_mod", state, positions, view.key_ids)
+        if view.shifted is not None:
+            return attend_in_halves(query, key, value, mask, view.shifted, scaling), None
         return flexible_attention(query, key, value, mask, score_mod, scaling), None
     if view.key_ids is not None:
         assert mask is not None

@@ -125,3 +125,24 @@ def flexible_attention(
     function = flex_attention if plain else compiled_flex_attention()
     output = function(query, key, value, score_mod=score_mod, block_mask=mask, scale=scaling, enable_gqa=True)
     return output.transpose(1, 2)
+
+
+def attend_in_halves(
+    query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, shifted: BlockMask, scaling: float
+) -> Tensor:
+    """FlexAttention with one mask for the first half of the query heads and another for the second: [B, N, H, D + E].
+
+    Two calls, since one mask with an axis of heads would be built for every head.
+    """
+    half, ratio = query.shape[1] // 2, query.shape[1] // key.shape[1]
+    if half % ratio:
+        # the heads of one key-value head are on both sides
+        key, value, ratio = key.repeat_interleave(ratio, dim=1), value.repeat_interleave(ratio, dim=1), 1
+    first, second = slice(None, half // ratio), slice(half // ratio, None)
+    return torch.cat(
+        (
+            flexible_attention(query[:, :half], key[:, first], value[:, first], mask, None, scaling),
+            flexible_attention(query[:, half:], key[:, second], value[:, second], shifted, None, scaling),
+        ),
+        dim=2,
+    )

@@ -6,6 +6,7 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from ..encodings import Geometry, build_encoding, parse_encoding
+from ..encodings.base import ENCODINGS
 
 
 class EquitapeConfig(PreTrainedConfig):
@@ -18,6 +19,7 @@ class EquitapeConfig(PreTrainedConfig):
     attention_bias, attention_output_bias: biases of q, k, v and of o (as the former when left out).
     qk_norm: RMS norm of every query and key head, as in Qwen3.
     sliding_window: keys further back than this are not seen, in all layers or only in those `sliding_layers` lists.
+    shifted_group_size: tokens in a group of LongLoRA's shifted sparse attention, which is used while training only.
     num_loops: how often the stack of blocks is applied. `num_hidden_layers` counts applications, so a model of 8 layers
         with 2 loops has 4 blocks; the embeddings are added again before every further loop.
     """
@@ -53,6 +55,7 @@ class EquitapeConfig(PreTrainedConfig):
     qk_norm: bool = False
     sliding_window: int | None = None
     sliding_layers: list[int] | None = None
+    shifted_group_size: int | None = None
     num_loops: int = 1
     output_position_states: bool = False
     encoding: dict[str, Any] | str | None = None
@@ -72,6 +75,11 @@ class EquitapeConfig(PreTrainedConfig):
             self.attention_output_bias = self.attention_bias
         self._check_sizes()
         self.encoding = parse_encoding(self.encoding, self.geometry)
+        if self.shifted_group_size is not None and ENCODINGS[self.encoding["kind"]].adds_bias:
+            raise ValueError(
+                f"shifted_group_size cannot be used with encoding {self.encoding['kind']!r}, which biases scores; use "
+                f"'rope' or 'tape'."
+            )
         super().__post_init__(**kwargs)
 
     def _check_sizes(self) -> None:
@@ -98,6 +106,11 @@ class EquitapeConfig(PreTrainedConfig):
                 raise ValueError(f"sliding_layers names {outside}; layers are 0 to {self.num_hidden_layers - 1}.")
         if self.sliding_window is not None and self.sliding_window < 1:
             raise ValueError(f"sliding_window is {self.sliding_window}; it must be 1 or more.")
+        if self.shifted_group_size is not None and (self.shifted_group_size < 2 or self.num_attention_heads < 2):
+            raise ValueError(
+                f"shifted_group_size is {self.shifted_group_size} with {self.num_attention_heads} heads; half of the heads "
+                f"shift by half a group, so both must be 2 or more."
+            )
 
     @property
     def layer_types(self) -> list[str]:

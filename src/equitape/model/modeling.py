@@ -138,7 +138,8 @@ class EquitapeModel(EquitapePreTrainedModel):
 
         positions = build_positions(self.encoding, x, attention_mask, position_ids, segment_ids, past_key_values)
         may_cache = positions.segments is None and self.encoding.cache_refusal is None
-        views = build_views(self.config, self.encoding, x, attention_mask, positions, past_key_values)
+        group_size = self.config.shifted_group_size if self.training else None
+        views = build_views(self.config, self.encoding, x, attention_mask, positions, past_key_values, group_size)
         if use_cache and past_key_values is None and may_cache:
             past_key_values = DynamicCache(config=self.config)
         positions = self.encoding("map_ids", positions, x.shape[0])

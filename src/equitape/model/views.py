@@ -1,5 +1,6 @@
 """From what a caller gives (mask, ids, segments, cache) to positions and to what each type of layer may see."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -34,6 +35,8 @@ BLOCK_MASK_TOKENS = 512
 """Shorter rows are faster with a dense mask."""
 
 Mask = Tensor | BlockMask | dict[str, Any] | None
+MaskFunction = Callable[[Any, Any, Any, Any], Any]
+"""transformers' form of a mask: (batch, head, query index, key index) -> bool."""
 
 
 def build_positions(
@@ -99,14 +102,19 @@ def build_views(
     attention_mask: Mask,
     positions: Positions,
     past: Cache | None,
+    group_size: int | None = None,
 ) -> dict[str, AttentionView]:
-    """What each type of layer may see."""
+    """What each type of layer may see. group_size: that of shifted sparse attention, or None for the plain one."""
     if past is not None and not past.is_compileable and past.get_seq_length() == 0:
         # nothing is cached yet: the first call needs no other mask than one without a cache
         past = None
+    if group_size is not None and past is not None:
+        raise ValueError(
+            "Shifted sparse attention trains on whole sequences; leave out past_key_values, or call model.eval()."
+        )
     types = config.layer_types
     return {
-        kind: _build_view(config, encoding, x, attention_mask, positions, past, kind, types.index(kind))
+        kind: _build_view(config, encoding, x, attention_mask, positions, past, kind, types.index(kind), group_size)
         for kind in dict.fromkeys(types)
     }
 
@@ -120,11 +128,18 @@ def _build_view(
     past: Cache | None,
     kind: str,
     layer: int,
+    group_size: int | None,
 ) -> AttentionView:
     window = config.sliding_window if kind == "sliding_attention" else None
     own_mask = attention_mask[kind] if isinstance(attention_mask, dict) else attention_mask
     num_tokens = x.shape[1]
     num_keys, first_key = past.get_mask_sizes(num_tokens, layer) if past is not None else (num_tokens, 0)
+    if group_size is not None:
+        masks = [
+            _build_mask(config, x, own_mask, positions, past, window, True, groups_mask_function(group_size, shift))
+            for shift in (0, group_size // 2)
+        ]
+        return join_halves(masks, config.num_attention_heads)
     mask = _build_mask(config, x, own_mask, positions, past, window, not encoding.adds_bias)
     if not encoding.adds_bias:
         return AttentionView(mask, None)
@@ -132,6 +147,26 @@ def _build_view(
         return AttentionView(mask, positions.ids)
     seen = seen_tokens(encoding, x, own_mask, first_key)
     return AttentionView(mask, key_ids(positions.ids, past.get_seq_length(), first_key, num_keys, seen))
+
+
+def groups_mask_function(size: int, shift: int) -> MaskFunction:
+    """Tokens see only their own group. A shift moves the borders, so the first group is the shorter for it."""
+
+    def mask(batch: Any, head: Any, query: Any, key: Any) -> Any:
+        return (query + shift) // size == (key + shift) // size
+
+    return mask
+
+
+def join_halves(masks: list[Tensor | BlockMask | None], num_heads: int) -> AttentionView:
+    """A view in which the first half of the query heads sees by the first mask and the others by the second."""
+    first, second = masks
+    if isinstance(first, BlockMask) and isinstance(second, BlockMask):
+        return AttentionView(first, None, second)
+    assert isinstance(first, Tensor) and isinstance(second, Tensor)
+    half = num_heads // 2
+    dense = torch.cat((first.expand(-1, half, -1, -1), second.expand(-1, num_heads - half, -1, -1)), dim=1)
+    return AttentionView(dense, None)
 
 
 def _build_mask(
@@ -142,6 +177,7 @@ def _build_mask(
     past: Cache | None,
     window: int | None,
     may_skip: bool,
+    groups: MaskFunction | None = None,
 ) -> Tensor | BlockMask | None:
     if isinstance(attention_mask, BlockMask) or (attention_mask is not None and attention_mask.dim() == 4):
         return attention_mask
@@ -160,13 +196,15 @@ def _build_mask(
     if padding is not None and may_read() and bool(padding.all()):
         padding = None
     windowed = window is not None and num_tokens > window
-    plain = padding is None and positions.segments is None and not windowed
+    plain = padding is None and positions.segments is None and not windowed and groups is None
     if plain and may_skip and config._attn_implementation == "sdpa":
         return None
     mask_function = sliding_window_causal_mask_function(window) if windowed else causal_mask_function
     if positions.segments is not None:
         own_sequence = packed_sequence_mask_function(positions.segments.expand(batch, -1))
         mask_function = and_masks(mask_function, own_sequence)
+    if groups is not None:
+        mask_function = and_masks(mask_function, groups)
     blocks = may_skip and not plain and prefers_blocks(config, x)
     return ALL_MASK_ATTENTION_FUNCTIONS["flex_attention" if blocks else config._attn_implementation](
         batch_size=batch,

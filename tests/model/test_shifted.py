@@ -1,0 +1,130 @@
+"""LongLoRA's shifted sparse attention: against masks written out by brute force, and only while training."""
+
+import pytest
+import torch
+from torch.nn.attention.flex_attention import BlockMask
+
+import equitape.model.views as views
+from cases import build, draw_tokens, gap
+from equitape import EquitapeConfig
+from equitape.model.backends import attend_in_halves, eager_attention
+
+SIZES = [(4, 2), (6, 2), (9, 3), (3, 1)]
+
+
+def oracle_mask(heads, tokens, size, segments=None, window=None):
+    """[H, N, N], token by token, head by head."""
+    mask = torch.zeros(heads, tokens, tokens, dtype=torch.bool)
+    for head in range(heads):
+        shift = 0 if head < heads // 2 else size // 2
+        borders = [0] + [edge for edge in range(1, tokens) if (edge + shift) % size == 0] + [tokens]
+        for start, end in zip(borders, borders[1:], strict=False):
+            for query in range(start, end):
+                for key in range(start, query + 1):
+                    apart = segments is not None and segments[query] != segments[key]
+                    mask[head, query, key] = not apart and (window is None or query - key < window)
+    return mask
+
+
+def attention_weights(model, tokens, **inputs):
+    return model(tokens, output_attentions=True, **inputs).attentions
+
+
+@pytest.mark.parametrize("heads", SIZES)
+@pytest.mark.parametrize("kind", ["rope", "tape"])
+@pytest.mark.parametrize(("tokens", "size"), [(16, 4), (23, 8), (13, 5), (6, 8)])
+def test_heads_see_what_the_oracle_says(heads, kind, tokens, size):
+    """Weights are positive exactly where the mask allows, so every head is checked at every pair."""
+    model = build(
+        kind, shifted_group_size=size, attn_implementation="eager", num_attention_heads=heads[0],
+        num_key_value_heads=heads[1], head_dim=8,
+    ).train()  # fmt: skip
+    segments = torch.arange(tokens)[None] // (tokens // 2 + 1)
+    ids = draw_tokens(1, tokens)
+    for given in (None, segments):
+        inputs = {} if given is None else {"segment_ids": given}
+        expected = oracle_mask(heads[0], tokens, size, None if given is None else given[0])
+        for weights in attention_weights(model, ids, **inputs):
+            assert torch.equal(weights[0] > 0, expected)
+
+
+def test_the_oracle_differs_between_halves_and_from_full_attention():
+    mask = oracle_mask(4, 16, 4)
+    assert not torch.equal(mask[0], mask[2])
+    assert torch.equal(mask[2], mask[3])
+    assert not torch.equal(mask[0], torch.ones(16, 16).tril().bool())
+    # the paper's roll puts the first two tokens behind the last two; here they see only themselves
+    assert not mask[2, :2, 2:].any()
+
+
+@pytest.mark.parametrize("kind", ["rope", "tape"])
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_causal_while_training(kind, implementation):
+    """A later token changes nothing before it, the wrapped group of the original included."""
+    model = build(kind, shifted_group_size=4, attn_implementation=implementation).train()
+    tokens = draw_tokens(1, 16)
+    changed = tokens.clone()
+    changed[:, 12:] = 1 + (tokens[:, 12:] + 5) % 40
+    assert gap(model(tokens).logits[:, :12], model(changed).logits[:, :12]) < 1e-12
+
+
+def test_padding_and_windows():
+    model = build("rope", shifted_group_size=8, sliding_window=3, sliding_layers=[1], attn_implementation="eager").train()
+    tokens = draw_tokens(2, 20)
+    mask = torch.ones_like(tokens)
+    mask[1, :6] = 0
+    weights = attention_weights(model, tokens, attention_mask=mask)
+    for layer, window in enumerate((None, 3, None)):
+        expected = oracle_mask(4, 20, 8, window=window)
+        assert torch.equal(weights[layer][0] > 0, expected)
+        expected[:, :, :6] = False
+        assert torch.equal((weights[layer][1] > 0)[:, 6:], expected[:, 6:])
+
+
+@pytest.mark.parametrize("kind", ["rope", "tape"])
+def test_full_attention_after_training(kind):
+    model = build(kind, shifted_group_size=4)
+    plain = build(kind)
+    tokens = draw_tokens(2, 16)
+    assert gap(model(tokens).logits, plain(tokens).logits) < 1e-12
+    assert gap(model.train()(tokens).logits, plain(tokens).logits) > 1e-3
+
+
+def test_gradients_under_checkpointing():
+    tokens = draw_tokens(2, 16)
+    gradients = []
+    for checkpointed in (False, True):
+        model = build("tape", shifted_group_size=4).train()
+        if checkpointed:
+            model.gradient_checkpointing_enable()
+        model(tokens, labels=tokens).loss.backward()
+        gradients.append({name: parameter.grad for name, parameter in model.named_parameters()})
+    assert all(gap(gradients[0][name], gradients[1][name]) < 1e-12 for name in gradients[0])
+
+
+@pytest.mark.parametrize("heads", SIZES)
+def test_block_masks_see_the_same(heads, monkeypatch):
+    """What runs on CUDA, in two calls of FlexAttention, against the written-out mask; no gradient: torch has none here."""
+    query = torch.randn(2, heads[0], 150, 16)
+    key, value = torch.randn(2, heads[1], 150, 16), torch.randn(2, heads[1], 150, 32)
+    config = build("rope", num_attention_heads=heads[0], num_key_value_heads=heads[1], head_dim=16).config
+    monkeypatch.setattr(views, "prefers_blocks", lambda config, x: True)
+    x = torch.zeros(2, 150, 32)
+    positions = views.build_positions(build("rope").model.encoding, x, None, None, None, None)
+    view = views.build_views(config, build("rope").model.encoding, x, None, positions, None, 40)["full_attention"]
+    assert isinstance(view.mask, BlockMask)
+    assert isinstance(view.shifted, BlockMask)
+    found = attend_in_halves(query, key, value, view.mask, view.shifted, 0.25)
+    expected, _ = eager_attention(torch.nn.Module(), query, key, value, oracle_mask(heads[0], 150, 40)[None], 0.25)
+    assert gap(found, expected) < 1e-5
+
+
+def test_refusals():
+    with pytest.raises(ValueError, match="biases scores; use 'rope' or 'tape'"):
+        build("alibi", shifted_group_size=4)
+    with pytest.raises(ValueError, match="half of the heads shift by half a group"):
+        EquitapeConfig(shifted_group_size=1)
+    model = build("rope", shifted_group_size=4).train()
+    past = model.eval()(draw_tokens(1, 4), use_cache=True).past_key_values
+    with pytest.raises(ValueError, match="leave out past_key_values, or call model.eval"):
+        model.train()(draw_tokens(1, 4), past_key_values=past)
