@@ -178,7 +178,8 @@ def uses_bf16(settings: TrainSettings) -> bool:
 
 def training_arguments(settings: TrainSettings, run_dir: Path, steps: int) -> TrainingArguments:
     """The settings in Trainer's words. Logging, evaluating and keeping checkpoints is left to `Bookkeeper`."""
-    processes = PartialState()
+    use_cpu = not torch.accelerator.is_available()
+    processes = PartialState(cpu=use_cpu)
     share = settings.accumulation * processes.num_processes
     if settings.batch_size % share:
         raise ValueError(
@@ -191,6 +192,7 @@ def training_arguments(settings: TrainSettings, run_dir: Path, steps: int) -> Tr
     workers = settings.workers if settings.workers is not None else (4 if cuda else 0)
     arguments = TrainingArguments(
         output_dir=str(run_dir / checkpoints.SAVING),
+        use_cpu=use_cpu,
         max_steps=steps,
         per_device_train_batch_size=settings.batch_size // share,
         gradient_accumulation_steps=settings.accumulation,
@@ -221,7 +223,6 @@ def training_arguments(settings: TrainSettings, run_dir: Path, steps: int) -> Tr
         log_level="error",
         log_level_replica="error",
         ddp_find_unused_parameters=False,
-        ddp_broadcast_buffers=False,
     )
     # one process, one device: Trainer would else spread a run over all it sees
     arguments._n_gpu = min(arguments.n_gpu, 1)
