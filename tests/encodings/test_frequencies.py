@@ -7,7 +7,8 @@ import torch
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from equitape.encodings.frequencies import Scaling, inverse_frequencies, multiply, phasors, softmax_scale
+from equitape.encodings.frequencies import Scaling, inverse_frequencies, softmax_scale
+from equitape.encodings.phasors import multiply, phasors
 
 CPU = torch.device("cpu")
 DIM = 64

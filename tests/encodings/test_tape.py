@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from cases import build, draw_tokens, gap, tiny_config
 from equitape import EquitapeForCausalLM
-from equitape.encodings.frequencies import multiply
+from equitape.encodings.phasors import multiply
 from equitape.kernels.reference import update_field
 
 VARIANTS = ["tape", "tape-options", "tape-fourier"]

@@ -54,6 +54,23 @@ def test_cudnn_serves_training_prefill_and_decoding(case):
     assert not any("math" in name for name in used)
 
 
+@pytest.mark.parametrize("case", ["rope", "tape"])
+def test_compiled_models_use_cudnn_and_make_phasors_once(case):
+    model = on_gpu(case)
+    tokens = tokens_on_gpu(2, 256)
+    step = torch.compile(lambda: model(tokens, use_cache=False).logits, fullgraph=True)
+    with torch.no_grad():
+        step()
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as trace:
+            step()
+            torch.cuda.synchronize()
+    names = [event.key for event in trace.key_averages()]
+    attention = [name for name in names if name.startswith("aten::_scaled_dot_product")]
+    assert attention == ["aten::_scaled_dot_product_cudnn_attention"]
+    # compiled kernels are named by what they fuse: none may work cosines out again for itself
+    assert not [name for name in names if name.startswith("triton_") and "_cos_" in name]
+
+
 def results(model, tokens, **inputs):
     """Logits and all gradients in one vector each."""
     model.zero_grad()

@@ -73,7 +73,7 @@ class AttentionPart(nn.Module):
         return output if self.norm is None else self.norm(hidden + output)
 
     def forward(self, hidden: Tensor, state: Tensor | None) -> tuple[Tensor, ...]:
-        output, _, carried = self.attention(hidden, state, self.positions, self.view, self.scaling)
+        output, _, carried, state = self.attention(hidden, state, self.positions, self.view, self.scaling)
         attended = self.finish(hidden, output)
         if not self.updates:
             return (attended,)

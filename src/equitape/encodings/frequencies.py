@@ -1,4 +1,4 @@
-"""Rotary frequencies and the phasors made from them: pure functions, nothing stored.
+"""Rotary frequencies and their scalings: pure functions, nothing stored.
 
 Angles are formed in float64 (float32 where the device has none), whatever the model's dtype: in float32 an angle near a
 million radians may be off by 0.03. Nothing is kept as a buffer, so casting a model to half precision cannot round them.
@@ -136,22 +136,3 @@ def _llama3(plain: Tensor, scaling: Scaling) -> Tensor:
     smooth = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
     smooth = smooth.clamp(0, 1)
     return plain * smooth + plain / scaling.factor * (1 - smooth)
-
-
-def phasors(ids: Tensor, frequencies: Tensor, dtype: torch.dtype) -> Tensor:
-    """exp(i theta_m p) as [cos | sin]. ids [B, N], frequencies [M] or [B, N, M] -> [B, 1, N, D] in `dtype`."""
-    angles = ids[..., None].to(frequencies.dtype) * frequencies
-    return torch.cat((angles.cos(), angles.sin()), dim=-1).to(dtype)[:, None]
-
-
-def multiply(x: Tensor, phasor: Tensor) -> Tensor:
-    """Complex product of fields held half-split, real parts first: x [B, H, N, D], phasor [B, G or 1, N, D] -> like x.
-
-    Query head h is turned by the phasor of its key-value head h // (H / G).
-    """
-    heads, groups = x.shape[1], phasor.shape[1]
-    if groups not in (1, heads):
-        phasor = phasor.repeat_interleave(heads // groups, dim=1)
-    real, imaginary = phasor.chunk(2, dim=-1)
-    x_real, x_imaginary = x.chunk(2, dim=-1)
-    return torch.cat((x_real * real - x_imaginary * imaginary, x_real * imaginary + x_imaginary * real), dim=-1)

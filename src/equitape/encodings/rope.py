@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from .base import LayerEncoding, PositionalEncoding, register_encoding
-from .frequencies import Scaling, check_rotary, inverse_frequencies, multiply, phasors, softmax_scale
+from .frequencies import Scaling, check_rotary, inverse_frequencies, softmax_scale
 from .options import Geometry, Options
+from .phasors import multiply, phasors
 from .positions import Positions
 
 

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from .base import LayerEncoding, PositionalEncoding, register_encoding
-from .frequencies import Scaling, check_rotary, inverse_frequencies, multiply, phasors, position_dtype
+from .frequencies import Scaling, check_rotary, inverse_frequencies, position_dtype
 from .options import Geometry, Options
+from .phasors import multiply, phasors
 from .positions import Positions
 
 # powers of two that float32 and bfloat16 can hold, with room for the queries and keys themselves

@@ -75,9 +75,9 @@ class EquitapeAttention(nn.Module):
         past_key_values: Cache | None = None,
         cache_layer: int = 0,
         **kwargs: Any,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Returns the output [B, N, C], the attention weights where the implementation has them, and what attention
-        carried of the encoding's columns, [B, H, N, E] or None.
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+        """Returns the output [B, N, C], the attention weights where the implementation has them, what attention carried
+        of the encoding's columns, [B, H, N, E] or None, and the state to update.
         """
         shape = (*hidden_states.shape[:-1], -1, self.head_dim)
         query = self.q_proj(hidden_states).view(shape)
@@ -85,13 +85,16 @@ class EquitapeAttention(nn.Module):
         value = self.v_proj(hidden_states).view(shape).transpose(1, 2)
         if self.config.qk_norm:
             query, key = self.q_norm(query), self.k_norm(key)
-        query, key = self.encoding("rotate", query.transpose(1, 2), key.transpose(1, 2), state)
-
-        columns = self.encoding("values", state)
+        columns: Tensor | None = self.encoding("values", state)
         if columns is not None:
+            is_state = columns is state and columns.requires_grad and columns.dtype == value.dtype
             # autocast may have left the value in another dtype than the state
             columns = columns.expand(value.shape[0], -1, -1, -1).to(value.dtype)
             value = torch.cat((value, columns), dim=-1)
+            if is_state:
+                # attention keeps the widened value for its backward pass: read there, the state is not kept twice
+                state = value[..., self.head_dim :]
+        query, key = self.encoding("rotate", query.transpose(1, 2), key.transpose(1, 2), state)
         if past_key_values is not None:
             key, value = past_key_values.update(key, value, cache_layer)
 
@@ -101,7 +104,7 @@ class EquitapeAttention(nn.Module):
         if columns is not None:
             output, carried = output.split((self.head_dim, columns.shape[-1]), dim=-1)
             carried = carried.transpose(1, 2)
-        return self.o_proj(output.flatten(2)), weights, carried
+        return self.o_proj(output.flatten(2)), weights, carried, state
 
 
 def attend(

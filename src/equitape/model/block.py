@@ -48,7 +48,7 @@ class EquitapeDecoderLayer(GradientCheckpointingLayer):
         cache_layer: int = 0,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        attention_output, _, carried = self.self_attn(
+        attention_output, _, carried, state = self.self_attn(
             self.input_layernorm(hidden_states),
             state,
             positions,
