@@ -10,30 +10,91 @@ from typing import Any
 import torch
 from torch import Tensor
 
-SYMBOLS = "0123456789+="
-PLUS, EQUALS = SYMBOLS.index("+"), SYMBOLS.index("=")
-END, PAD = len(SYMBOLS), len(SYMBOLS) + 1
-VOCAB_SIZE = len(SYMBOLS) + 2
-IGNORED = -100
+from . import answers, digits
+from .base import IGNORED, Evaluation, HeatMap
+from .digits import END, EQUALS, PAD, PLUS, SYMBOLS, VOCAB_SIZE, decode
+from .lengths import LengthOptions
+from .prompts import Cell, Examples, PromptTask, constant, join, mean_percent
+from .sizes import require_sizes
+
+__all__ = ["END", "IGNORED", "PAD", "SYMBOLS", "VOCAB_SIZE", "Addition", "AdditionOptions", "decode", "draw_lengths",
+           "encode", "exact_match", "greedy_answers", "make_sums"]  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Sums:
-    """A batch of examples as tokens [n, T], padded on the right, with the lengths of their parts [n]."""
+@dataclass(frozen=True, kw_only=True)
+class AdditionOptions(LengthOptions):
+    """Sizes of the sums."""
 
-    tokens: Tensor
-    prompt_lengths: Tensor
-    lengths: Tensor
+    trained_digits: int = 20
+    """Most digits of an operand in training; both lengths are drawn evenly from 1 to this, each by itself."""
+    tested_digits: int = 40
+    """Most digits of an operand in evaluation."""
 
-    def training_inputs(self) -> dict[str, Tensor]:
-        """What a causal language model trains on: only the answer and the end mark have labels."""
-        column = torch.arange(self.tokens.shape[1])
-        answer = (column >= self.prompt_lengths[:, None]) & (column < self.lengths[:, None])
-        return {
-            "input_ids": self.tokens,
-            "attention_mask": (column < self.lengths[:, None]).long(),
-            "labels": torch.where(answer, self.tokens, IGNORED),
-        }
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_sizes("digits", self.trained_digits, self.tested_digits, self.stride)
+
+
+class Addition(PromptTask):
+    """Sums of two numbers, scored on a grid of the lengths of both."""
+
+    name = "addition"
+    idea = "add two numbers, digits reversed; longer operands than in training"
+    options_class = AdditionOptions
+    headline = "exact_match_grid"
+    vocab_size = VOCAB_SIZE
+    pad_token_id = PAD
+    eos_token_id = END
+    options: AdditionOptions
+
+    @property
+    def trained_length(self) -> int:
+        return total_length(self.options.trained_digits)
+
+    @property
+    def tested_length(self) -> int:
+        return total_length(self.options.tested_digits)
+
+    def draw(self, count: int, generator: torch.Generator) -> Examples:
+        return make_sums(*draw_lengths(count, self.options.trained_digits, generator), generator)
+
+    def draw_cell(self, cell: Cell, count: int, generator: torch.Generator) -> Examples:
+        left, right = cell
+        return make_sums(torch.full((count,), left), torch.full((count,), right), generator)
+
+    def prompt_length(self, cell: Cell) -> int:
+        return sum(cell) + 2
+
+    def evaluate(self, model: Any, seed: int, budget: float = 1.0) -> Evaluation:
+        options = self.options
+        lengths = options.sizes(options.tested_digits)
+        scores = self.score_cells(model, [(left, right) for left in lengths for right in lengths], seed, budget)
+
+        def trained(cell: Cell) -> bool:
+            return max(cell) <= options.trained_digits
+
+        return Evaluation(
+            metrics={
+                "exact_match_grid": mean_percent(scores, lambda _: True),
+                "exact_match_inside": mean_percent(scores, trained),
+                "exact_match_outside": mean_percent(scores, lambda cell: not trained(cell)),
+            },
+            heat_maps=[
+                HeatMap(
+                    title="exact match",
+                    row_label="digits of the first operand",
+                    rows=lengths,
+                    column_label="digits of the second operand",
+                    columns=lengths,
+                    values=[[scores[left, right] for right in lengths] for left in lengths],
+                )
+            ],
+        )
+
+
+def total_length(num_digits: int) -> int:
+    """Tokens of the longest sum: two operands, two signs, an answer of one digit more, the end mark."""
+    return 3 * num_digits + 4
 
 
 def draw_lengths(count: int, max_digits: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -42,90 +103,35 @@ def draw_lengths(count: int, max_digits: int, generator: torch.Generator) -> tup
     return lengths[0], lengths[1]
 
 
-def make_sums(left_lengths: Tensor, right_lengths: Tensor, generator: torch.Generator) -> Sums:
+def make_sums(left_lengths: Tensor, right_lengths: Tensor, generator: torch.Generator) -> Examples:
     """Random sums whose operands have the given numbers of digits [n]."""
-    width = int(torch.maximum(left_lengths, right_lengths).max())
-    left, right = _draw_numbers(left_lengths, width, generator), _draw_numbers(right_lengths, width, generator)
-    total = _add(left, right)
-    total_lengths = torch.maximum(left_lengths, right_lengths)
-    total_lengths = total_lengths + total.gather(1, total_lengths[:, None])[:, 0]
-
-    prompt = left_lengths + right_lengths + 2
-    lengths = prompt + total_lengths + 1
-    column = torch.arange(int(lengths.max()))[None].expand(len(lengths), -1)
-
-    def digits(numbers: Tensor, start: Tensor) -> Tensor:
-        return numbers.gather(1, (column - start[:, None]).clamp(0, numbers.shape[1] - 1))
-
-    tokens = torch.full_like(column, PAD)
-    parts = [
-        (torch.zeros_like(left_lengths), left_lengths, left),
-        (left_lengths + 1, right_lengths, right),
-        (prompt, total_lengths, total),
-    ]
-    for start, length, numbers in parts:
-        inside = (column >= start[:, None]) & (column < (start + length)[:, None])
-        tokens = torch.where(inside, digits(numbers, start), tokens)
-    for place, symbol in ((left_lengths, PLUS), (prompt - 1, EQUALS), (lengths - 1, END)):
-        tokens = tokens.scatter(1, place[:, None], symbol)
-    return Sums(tokens, prompt, lengths)
+    count, width = len(left_lengths), int(torch.maximum(left_lengths, right_lengths).max())
+    left = digits.draw_numbers(left_lengths, width, generator)
+    right = digits.draw_numbers(right_lengths, width, generator)
+    total = digits.add(left, right)
+    longer = torch.maximum(left_lengths, right_lengths)
+    total_lengths = longer + total.gather(1, longer[:, None])[:, 0]
+    return join(
+        [(left, left_lengths), constant(PLUS, count), (right, right_lengths), constant(EQUALS, count)],
+        [(total, total_lengths), constant(END, count)],
+        PAD,
+    )
 
 
-def _draw_numbers(lengths: Tensor, width: int, generator: torch.Generator) -> Tensor:
-    """Digits [n, W], least first, zero beyond each length; the top digit of a longer number is not zero."""
-    count = len(lengths)
-    digits = torch.randint(0, 10, (count, width), generator=generator)
-    top = torch.randint(1, 10, (count, 1), generator=generator)
-    last = lengths[:, None] - 1
-    digits = torch.where(lengths[:, None] > 1, digits.scatter(1, last, top), digits)
-    return digits.masked_fill(torch.arange(width) > last, 0)
-
-
-def _add(left: Tensor, right: Tensor) -> Tensor:
-    """Digit sums with carries: [n, W] + [n, W] -> [n, W + 1]."""
-    carry = torch.zeros(len(left), dtype=left.dtype)
-    places = []
-    for place in (left + right).unbind(1):
-        place = place + carry
-        carry = place // 10
-        places.append(place % 10)
-    return torch.stack([*places, carry], dim=1)
-
-
-@torch.no_grad()
 def exact_match(model: Any, left_digits: int, right_digits: int, count: int, generator: torch.Generator) -> float:
     """Share of sums of this size that greedy generation gets right in every digit, the end mark included."""
-    lengths = torch.full((count,), left_digits), torch.full((count,), right_digits)
-    sums = make_sums(*lengths, generator)
+    sums = make_sums(torch.full((count,), left_digits), torch.full((count,), right_digits), generator)
     prompt = left_digits + right_digits + 2
-    answers = sums.tokens[:, prompt:]
-    written = greedy_answers(model, sums.tokens[:, :prompt], answers.shape[1])
-    return float((written == answers).all(1).double().mean())
+    expected = sums.tokens[:, prompt:]
+    written = greedy_answers(model, sums.tokens[:, :prompt], expected.shape[1])
+    return float((written == expected).all(1).double().mean())
 
 
 def greedy_answers(model: Any, prompts: Tensor, num_tokens: int) -> Tensor:
     """Generated continuations [n, num_tokens] of prompts [n, T] of one length, padded after the end mark."""
-    output = model.generate(
-        prompts.to(model.device),
-        attention_mask=torch.ones_like(prompts).to(model.device),
-        max_new_tokens=num_tokens,
-        do_sample=False,
-        eos_token_id=END,
-        pad_token_id=PAD,
-    )[:, prompts.shape[1] :].cpu()
-    return torch.nn.functional.pad(output, (0, num_tokens - output.shape[1]), value=PAD)
+    return answers.greedy_answers(model, prompts, num_tokens, end=END, pad=PAD)
 
 
 def encode(left: int, right: int) -> Tensor:
     """The prompt of one sum: [1, T]."""
-    text = f"{str(left)[::-1]}+{str(right)[::-1]}="
-    return torch.tensor([[SYMBOLS.index(symbol) for symbol in text]])
-
-
-def decode(tokens: Tensor) -> str:
-    """The number a continuation [T] writes, most significant digit first; "?" where it is not a number."""
-    written = [int(token) for token in tokens]
-    written = written[: written.index(END)] if END in written else written
-    if not written or any(token > 9 for token in written):
-        return "?"
-    return "".join(SYMBOLS[token] for token in reversed(written))
+    return digits.encode(f"{str(left)[::-1]}+{str(right)[::-1]}=")

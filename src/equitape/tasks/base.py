@@ -4,17 +4,21 @@ Examples are numbered, and example i depends only on the seed and on i: not on t
 processes, or how often a run was interrupted. Shapes: n examples, T tokens.
 """
 
+import hashlib
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
 from ..registry import Registry
 from ..settings import Settings
 
 IGNORED = -100
+ENDLESS = 10**9
+"""Examples of a task that makes as many as are asked for."""
 
 TASKS: "Registry[type[Task]]" = Registry("task")
 
@@ -100,13 +104,7 @@ def pad_right(examples: list[dict[str, Tensor]], pad_token_id: int) -> dict[str,
     lengths = torch.tensor([len(example["input_ids"]) for example in examples])
     longest = int(lengths.max())
     batch = {
-        name: torch.stack(
-            [
-                torch.nn.functional.pad(example[name], (0, longest - len(example[name])), value=fill.get(name, 0))
-                for example in examples
-            ]
-        )
-        for name in examples[0]
+        name: pad_sequence([example[name] for example in examples], True, fill.get(name, 0)) for name in examples[0]
     }
     if int(lengths.min()) < longest:
         batch["attention_mask"] = (torch.arange(longest) < lengths[:, None]).long()
@@ -116,14 +114,17 @@ def pad_right(examples: list[dict[str, Tensor]], pad_token_id: int) -> dict[str,
 class NumberedExamples(Dataset[dict[str, Tensor]]):
     """Endless examples made in blocks: block b comes from a generator seeded by (seed, b), whoever asks for it."""
 
-    def __init__(self, make_block: Any, seed: int, size: int, block_size: int = 256):
-        """make_block(count, generator) gives a dictionary of [count, T] tensors with a column `lengths` [count]."""
+    def __init__(self, make_block: Any, seed: int, size: int = ENDLESS, block_size: int = 256):
+        """make_block(count, generator) gives a dictionary of [count, T] tensors with a column `lengths` [count].
+
+        Read in order: an index in another block than the one before it makes that whole block anew.
+        """
         self.make_block = make_block
         self.seed = seed
         self.size = size
         self.block_size = block_size
         self._number = -1
-        self._block: dict[str, Tensor] = {}
+        self._rows: list[dict[str, Tensor]] = []
 
     def __len__(self) -> int:
         return self.size
@@ -131,8 +132,23 @@ class NumberedExamples(Dataset[dict[str, Tensor]]):
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         number, row = divmod(index, self.block_size)
         if number != self._number:
-            # a large odd multiplier keeps the seeds of neighbouring runs apart
-            generator = torch.Generator().manual_seed((self.seed * 1_000_003 + number) % 2**63)
-            self._block, self._number = dict(self.make_block(self.block_size, generator)), number
-        length = int(self._block["lengths"][row])
-        return {name: values[row, :length] for name, values in self._block.items() if name != "lengths"}
+            self._rows, self._number = self._make_rows(number), number
+        return dict(self._rows[row])
+
+    def _make_rows(self, number: int) -> list[dict[str, Tensor]]:
+        # a large odd multiplier keeps the seeds of neighbouring runs apart
+        generator = torch.Generator().manual_seed((self.seed * 1_000_003 + number) % 2**63)
+        block = dict(self.make_block(self.block_size, generator))
+        lengths = block.pop("lengths")
+        # cut in one call for each tensor: slicing row by row costs more than making the examples
+        columns = []
+        for values in block.values():
+            counted = torch.arange(values.shape[1]) < lengths[:, None]
+            columns.append(values[counted].split(lengths.tolist()))
+        return [dict(zip(block, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def evaluation_generator(seed: int, *place: int) -> torch.Generator:
+    """Random numbers for one part of an evaluation, the same whatever else is evaluated and in whatever order."""
+    digest = hashlib.sha256(f"evaluation {seed} {place}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8]) >> 1)

@@ -1,0 +1,192 @@
+"""Copying: a row of symbols again as it stands, backwards, or without the blanks between them.
+
+An example reads `symbols=answer`. Shapes: n examples, T tokens, W symbols.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .answers import forced_accuracy
+from .base import Curve, Evaluation, evaluation_generator
+from .lengths import LengthOptions, evaluate_lengths
+from .prompts import Cell, Examples, PromptOptions, PromptTask, constant, join
+from .sizes import require_order, require_positive, require_sizes, scale_samples
+
+
+@dataclass(frozen=True, kw_only=True)
+class CopyOptions(LengthOptions):
+    """Sizes of the rows to copy."""
+
+    trained_symbols: int = 20
+    """Most symbols of a row in training; the number is drawn evenly from 1 to this."""
+    tested_symbols: int = 40
+    """Most symbols in evaluation."""
+    alphabet: int = 10
+    """How many different symbols there are."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_sizes("symbols", self.trained_symbols, self.tested_symbols, self.stride)
+        require_positive("alphabet", self.alphabet)
+
+
+class SymbolTask(PromptTask):
+    """Tokens of these tasks: symbols from 0, then blank, equals sign, end mark and padding."""
+
+    def __init__(self, options: Any):
+        super().__init__(options)
+        self.blank, self.equals, self.eos_token_id, self.pad_token_id = range(options.alphabet, options.alphabet + 4)
+        self.vocab_size = options.alphabet + 4
+
+    def pose(self, row: Tensor, row_lengths: Tensor, answer: Tensor, answer_lengths: Tensor) -> Examples:
+        """Rows [n, W] and what to answer [n, W], each as far as its lengths [n] say."""
+        return join(
+            [(row, row_lengths), constant(self.equals, len(row))],
+            [(answer, answer_lengths), constant(self.eos_token_id, len(row))],
+            self.pad_token_id,
+        )
+
+
+class Copy(SymbolTask):
+    """The row again, scored by its length."""
+
+    name = "copy"
+    idea = "write a row of symbols again; longer rows than in training"
+    options_class = CopyOptions
+    headline = "exact_match_outside"
+    options: CopyOptions
+
+    @property
+    def trained_length(self) -> int:
+        return 2 * self.options.trained_symbols + 2
+
+    @property
+    def tested_length(self) -> int:
+        return 2 * self.options.tested_symbols + 2
+
+    def answer(self, row: Tensor, lengths: Tensor) -> Tensor:
+        """What is to be written for rows [n, W] of the given lengths [n]."""
+        return row
+
+    def make_rows(self, lengths: Tensor, generator: torch.Generator) -> Examples:
+        """Random rows of the given lengths [n]."""
+        shape = len(lengths), int(lengths.max())
+        row = torch.randint(0, self.options.alphabet, shape, generator=generator, dtype=torch.int16)
+        return self.pose(row, lengths, self.answer(row, lengths), lengths)
+
+    def draw(self, count: int, generator: torch.Generator) -> Examples:
+        return self.make_rows(
+            torch.randint(1, self.options.trained_symbols + 1, (count,), generator=generator), generator
+        )
+
+    def draw_cell(self, cell: Cell, count: int, generator: torch.Generator) -> Examples:
+        return self.make_rows(torch.full((count,), cell[0]), generator)
+
+    def prompt_length(self, cell: Cell) -> int:
+        return cell[0] + 1
+
+    def evaluate(self, model: Any, seed: int, budget: float = 1.0) -> Evaluation:
+        options = self.options
+        return evaluate_lengths(self, model, options.trained_symbols, options.tested_symbols, "symbols", seed, budget)
+
+
+class Reverse(Copy):
+    """The row backwards."""
+
+    name = "reverse"
+    idea = "write a row of symbols backwards; longer rows than in training"
+
+    def answer(self, row: Tensor, lengths: Tensor) -> Tensor:
+        place = (lengths[:, None] - 1 - torch.arange(row.shape[1])).clamp(min=0)
+        return row.gather(1, place)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelectiveCopyOptions(PromptOptions):
+    """Sizes of the rows; as many symbols in all of them, and other numbers of blanks in the tails."""
+
+    symbols: int = 256
+    """Symbols to copy."""
+    blanks: int = 256
+    """Blanks among them, in training and inside."""
+    dense_blanks: int = 128
+    """Blanks in the dense tail."""
+    sparse_blanks: int = 512
+    """Blanks in the sparse tail."""
+    alphabet: int = 15
+    """How many different symbols there are, the blank not counted."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("symbols", "blanks", "dense_blanks", "sparse_blanks", "alphabet"):
+            require_positive(name, getattr(self, name))
+        require_order(dense_blanks=self.dense_blanks, blanks=self.blanks, sparse_blanks=self.sparse_blanks)
+
+
+class SelectiveCopy(SymbolTask):
+    """The symbols of a row without its blanks, scored with as many blanks as in training, fewer and more."""
+
+    name = "selective_copy"
+    idea = "write the symbols of a row and leave out the blanks; fewer and more blanks than in training"
+    options_class = SelectiveCopyOptions
+    headline = "exact_match_outside_sparse"
+    options: SelectiveCopyOptions
+
+    @property
+    def trained_length(self) -> int:
+        return 2 * self.options.symbols + self.options.blanks + 2
+
+    @property
+    def tested_length(self) -> int:
+        return 2 * self.options.symbols + self.options.sparse_blanks + 2
+
+    def draw(self, count: int, generator: torch.Generator) -> Examples:
+        return self.draw_cell((self.options.blanks,), count, generator)
+
+    def draw_cell(self, cell: Cell, count: int, generator: torch.Generator) -> Examples:
+        symbols, total = self.options.symbols, self.options.symbols + cell[0]
+        answer = torch.randint(0, self.options.alphabet, (count, symbols), generator=generator, dtype=torch.int16)
+        places = torch.rand(count, total, generator=generator).argsort(1)[:, :symbols].sort(1).values
+        row = torch.full((count, total), self.blank, dtype=torch.int16).scatter_(1, places, answer)
+        return self.pose(row, torch.full((count,), total), answer, torch.full((count,), symbols))
+
+    def prompt_length(self, cell: Cell) -> int:
+        return self.options.symbols + cell[0] + 1
+
+    def evaluate(self, model: Any, seed: int, budget: float = 1.0) -> Evaluation:
+        options = self.options
+        tails = {
+            "inside": options.blanks,
+            "outside_dense": options.dense_blanks,
+            "outside_sparse": options.sparse_blanks,
+        }
+        scores = self.score_cells(model, [(blanks,) for blanks in tails.values()], seed, budget)
+        metrics = {f"exact_match_{tail}": 100 * scores[blanks,] for tail, blanks in tails.items()}
+        for tail, blanks in tails.items():
+            metrics[f"token_accuracy_{tail}"] = 100 * self.token_accuracy(model, (blanks,), seed, budget)
+        shown = sorted(tails.values())
+        return Evaluation(
+            metrics=metrics,
+            curves=[
+                Curve(
+                    title="exact match against blanks",
+                    x_label="blanks",
+                    x=[float(blanks) for blanks in shown],
+                    y_label="exact match",
+                    y=[scores[blanks,] for blanks in shown],
+                )
+            ],
+        )
+
+    def token_accuracy(self, model: Any, cell: Cell, seed: int, budget: float) -> float:
+        """The share of the answers' tokens that are likeliest after the right ones before them, for the same examples.
+
+        Where no whole answer is right, this still tells models apart.
+        """
+        samples = scale_samples(self.options.samples, budget)
+        tokens = self.draw_cell(cell, samples, evaluation_generator(seed, *cell)).tokens
+        prompt = self.prompt_length(cell)
+        return forced_accuracy(model, tokens[:, :prompt], tokens[:, prompt:], self.options.batch_tokens)

@@ -1,0 +1,70 @@
+"""Numbers as digits, least first: what the arithmetic tasks share.
+
+Shapes: n examples, W digits.
+"""
+
+import torch
+from torch import Tensor
+
+SYMBOLS = "0123456789+*="
+PLUS, TIMES, EQUALS = (SYMBOLS.index(symbol) for symbol in "+*=")
+END, PAD = len(SYMBOLS), len(SYMBOLS) + 1
+VOCAB_SIZE = len(SYMBOLS) + 2
+SMALL = torch.int16
+"""The type of digits: examples are made by passes over memory, and narrow numbers make these short."""
+
+
+def draw_numbers(lengths: Tensor, width: int, generator: torch.Generator) -> Tensor:
+    """Digits [n, W], least first, zero beyond each length; the top digit of a longer number is not zero."""
+    count = len(lengths)
+    digits = torch.randint(0, 10, (count, width), generator=generator, dtype=SMALL)
+    top = torch.randint(1, 10, (count, 1), generator=generator, dtype=SMALL)
+    last = lengths[:, None] - 1
+    # a number of one digit may be zero
+    digits.scatter_(1, last, torch.where(last > 0, top, digits[:, :1]))
+    return digits * (torch.arange(width) <= last)
+
+
+def add(left: Tensor, right: Tensor) -> Tensor:
+    """Digit sums with carries: [n, W] + [n, W] -> [n, W + 1].
+
+    A place above 9 carries, one below does not, and one of 9 exactly hands on what comes from the place before it. So
+    the carry out of a place is decided by the last place up to it that is not 9: the highest of the numbers below.
+    """
+    sums = left + right
+    place = torch.arange(2, 2 * sums.shape[1] + 2, 2, dtype=SMALL)
+    carry = ((place + (sums > 9)) * (sums != 9)).cummax(1).values & 1
+    pad = torch.nn.functional.pad
+    return pad(sums - 10 * carry, (0, 1)) + pad(carry, (1, 0))
+
+
+def multiply(number: Tensor, digit: Tensor) -> Tensor:
+    """Numbers [n, W] times one digit each [n] -> [n, W + 1]."""
+    digit = digit.to(SMALL)
+    carry = torch.zeros_like(digit)
+    places = []
+    for place in number.unbind(1):
+        total = place * digit + carry
+        carry = total // 10
+        places.append(total % 10)
+    return torch.stack([*places, carry], dim=1)
+
+
+def count_digits(number: Tensor) -> Tensor:
+    """Digits [n] of numbers [n, W] without zeros above the top; one for zero itself."""
+    place = torch.arange(1, number.shape[1] + 1)
+    return torch.where(number > 0, place, 1).amax(1)
+
+
+def encode(text: str) -> Tensor:
+    """Symbols as tokens: [1, T]."""
+    return torch.tensor([[SYMBOLS.index(symbol) for symbol in text]])
+
+
+def decode(tokens: Tensor) -> str:
+    """The number a continuation [T] writes, most significant digit first; "?" where it is not a number."""
+    written = [int(token) for token in tokens]
+    written = written[: written.index(END)] if END in written else written
+    if not written or any(token > 9 for token in written):
+        return "?"
+    return "".join(SYMBOLS[token] for token in reversed(written))

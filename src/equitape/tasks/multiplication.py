@@ -1,0 +1,80 @@
+"""Multiplication of a long number by one digit, digits reversed: addition's companion with a carry of up to eight.
+
+An example reads `a*d=c`, numbers least digit first: 12 * 9 = 108 is written `21*9=801`. Shapes: n examples.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import digits
+from .base import Evaluation
+from .digits import END, EQUALS, PAD, TIMES, VOCAB_SIZE
+from .lengths import LengthOptions, evaluate_lengths
+from .prompts import Cell, Examples, PromptTask, constant, join
+from .sizes import require_sizes
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultiplicationOptions(LengthOptions):
+    """Sizes of the products."""
+
+    trained_digits: int = 20
+    """Most digits of the long operand in training; its length is drawn evenly from 1 to this."""
+    tested_digits: int = 40
+    """Most digits in evaluation."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_sizes("digits", self.trained_digits, self.tested_digits, self.stride)
+
+
+class Multiplication(PromptTask):
+    """A number times a digit, scored by the length of the number."""
+
+    name = "multiplication"
+    idea = "multiply a number by a digit, digits reversed; longer numbers than in training"
+    options_class = MultiplicationOptions
+    headline = "exact_match_outside"
+    vocab_size = VOCAB_SIZE
+    pad_token_id = PAD
+    eos_token_id = END
+    options: MultiplicationOptions
+
+    @property
+    def trained_length(self) -> int:
+        return 2 * self.options.trained_digits + 5
+
+    @property
+    def tested_length(self) -> int:
+        return 2 * self.options.tested_digits + 5
+
+    def draw(self, count: int, generator: torch.Generator) -> Examples:
+        lengths = torch.randint(1, self.options.trained_digits + 1, (count,), generator=generator)
+        return make_products(lengths, generator)
+
+    def draw_cell(self, cell: Cell, count: int, generator: torch.Generator) -> Examples:
+        return make_products(torch.full((count,), cell[0]), generator)
+
+    def prompt_length(self, cell: Cell) -> int:
+        return cell[0] + 3
+
+    def evaluate(self, model: Any, seed: int, budget: float = 1.0) -> Evaluation:
+        options = self.options
+        return evaluate_lengths(self, model, options.trained_digits, options.tested_digits, "digits", seed, budget)
+
+
+def make_products(lengths: Tensor, generator: torch.Generator) -> Examples:
+    """Random numbers of the given lengths [n] times random digits, 0 included."""
+    count = len(lengths)
+    number = digits.draw_numbers(lengths, int(lengths.max()), generator)
+    digit = torch.randint(0, 10, (count,), generator=generator, dtype=number.dtype)
+    product = digits.multiply(number, digit)
+    one = torch.ones(count, dtype=torch.long)
+    return join(
+        [(number, lengths), constant(TIMES, count), (digit[:, None], one), constant(EQUALS, count)],
+        [(product, digits.count_digits(product)), constant(END, count)],
+        PAD,
+    )

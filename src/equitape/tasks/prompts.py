@@ -1,0 +1,149 @@
+"""Tasks that ask something and score the answer: a prompt, then an answer up to the end mark, all of it made in blocks.
+
+Only the answer and the end mark have labels. An answer counts when every token of it, the end mark included, is what
+greedy decoding writes. Sizes of what is asked (digits, symbols) are grouped in cells; the examples of a cell depend on
+the seed and the cell alone. Shapes: n examples, T tokens, W symbols of a part, A tokens of an answer.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+from torch.utils.data import Dataset
+
+from ..registry import describe_choices
+from ..settings import Settings
+from .answers import METHODS, score_answers
+from .base import IGNORED, NumberedExamples, Task, evaluation_generator
+from .sizes import require_positive, scale_samples
+
+Cell = tuple[int, ...]
+"""Sizes that evaluation keeps apart, for example the lengths of both operands."""
+Part = tuple[Tensor, Tensor]
+"""Symbols [n, W] and how many of them count [n]."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptOptions(Settings):
+    """How answers are scored."""
+
+    samples: int = 100
+    """Examples scored in each cell."""
+    method: str = "generate"
+    """"generate": greedy decoding with the cache. "teacher_forcing": one forward pass over prompt and answer, which
+    finds the same answers right and is faster."""
+    batch_tokens: int = 2**18
+    """Tokens in a batch of evaluation, prompts and answers together."""
+
+    def __post_init__(self) -> None:
+        for name in ("samples", "batch_tokens"):
+            require_positive(name, getattr(self, name))
+        if self.method not in METHODS:
+            raise ValueError(f"There is no method {self.method!r} of scoring.{describe_choices(self.method, METHODS)}")
+
+
+@dataclass(frozen=True)
+class Examples:
+    """A batch of examples as tokens [n, T], padded on the right, with the lengths of prompts and of the whole [n]."""
+
+    tokens: Tensor
+    prompt_lengths: Tensor
+    lengths: Tensor
+
+    def labels(self) -> Tensor:
+        """[n, T]: the answer and the end mark."""
+        column = torch.arange(self.tokens.shape[1])
+        answer = (column >= self.prompt_lengths[:, None]) & (column < self.lengths[:, None])
+        return torch.where(answer, self.tokens, IGNORED)
+
+    def training_inputs(self) -> dict[str, Tensor]:
+        """What a causal language model trains on."""
+        column = torch.arange(self.tokens.shape[1])
+        return {
+            "input_ids": self.tokens,
+            "attention_mask": (column < self.lengths[:, None]).long(),
+            "labels": self.labels(),
+        }
+
+
+def constant(symbol: int, count: int) -> Part:
+    """One symbol in every example."""
+    return torch.full((count, 1), symbol, dtype=torch.int16), torch.ones(count, dtype=torch.long)
+
+
+def join(prompt: list[Part], answer: list[Part], filler: int) -> Examples:
+    """Write the parts one after another, each as far as it counts. Symbols are of one type, the narrower the faster."""
+    parts = [*prompt, *answer]
+    ends = torch.stack([lengths for _, lengths in parts]).cumsum(0)
+    counted = torch.cat([torch.arange(symbols.shape[1]) < lengths[:, None] for symbols, lengths in parts], dim=1)
+    symbols = torch.cat([symbols for symbols, _ in parts], dim=1)
+    taken = torch.arange(int(ends[-1].max())) < ends[-1][:, None]
+    tokens = torch.full(taken.shape, filler, dtype=symbols.dtype)
+    # both masks hold as many places in each row, so that row by row the symbols move to the left
+    tokens.masked_scatter_(taken, symbols[counted])
+    return Examples(tokens.long(), ends[len(prompt) - 1], ends[-1])
+
+
+class PromptTask(Task):
+    """The common part of these tasks. Subclasses say what training draws, what evaluation asks, and sum it up."""
+
+    options: PromptOptions
+    eos_token_id: int
+
+    def draw(self, count: int, generator: torch.Generator) -> Examples:
+        """Examples to train on."""
+        raise NotImplementedError
+
+    def draw_cell(self, cell: Cell, count: int, generator: torch.Generator) -> Examples:
+        """Examples of one cell."""
+        raise NotImplementedError
+
+    def prompt_length(self, cell: Cell) -> int:
+        """Tokens of every prompt of a cell."""
+        raise NotImplementedError
+
+    def make_block(self, count: int, generator: torch.Generator) -> dict[str, Tensor]:
+        """Training examples in the form `NumberedExamples` takes."""
+        examples = self.draw(count, generator)
+        return {"input_ids": examples.tokens, "labels": examples.labels(), "lengths": examples.lengths}
+
+    def training_set(self, seed: int) -> Dataset[dict[str, Tensor]]:
+        return NumberedExamples(self.make_block, seed)
+
+    def score_cells(self, model: Any, cells: list[Cell], seed: int, budget: float) -> dict[Cell, float]:
+        """The share of right answers in each cell. Cells with prompts of one length are answered together."""
+        samples = scale_samples(self.options.samples, budget)
+        alike: dict[int, list[Cell]] = defaultdict(list)
+        for cell in cells:
+            alike[self.prompt_length(cell)].append(cell)
+        scores: dict[Cell, float] = {}
+        for length, group in alike.items():
+            drawn = [self.draw_cell(cell, samples, evaluation_generator(seed, *cell)).tokens for cell in group]
+            width = max(tokens.shape[1] for tokens in drawn)
+            tokens = torch.cat([pad(each, (0, width - each.shape[1]), value=self.pad_token_id) for each in drawn])
+            right = self.score(model, tokens[:, :length], tokens[:, length:])
+            shares = right.view(len(group), samples).double().mean(1)
+            scores.update(zip(group, shares.tolist(), strict=True))
+        return {cell: scores[cell] for cell in cells}
+
+    def score(self, model: Any, prompts: Tensor, answers: Tensor) -> Tensor:
+        """Which answers [n, A], padded on the right, the model gives to prompts [n, T]: [n] bool."""
+        return score_answers(
+            model,
+            prompts,
+            answers,
+            end=self.eos_token_id,
+            pad=self.pad_token_id,
+            method=self.options.method,
+            batch_tokens=self.options.batch_tokens,
+        )
+
+
+def mean_percent(scores: dict[Cell, float], keep: Callable[[Cell], bool]) -> float:
+    """The mean over the cells to keep, in per cent; NaN where there are none."""
+    kept = [score for cell, score in scores.items() if keep(cell)]
+    return 100 * sum(kept) / len(kept) if kept else float("nan")

@@ -1,0 +1,34 @@
+"""Checks of sizes that several tasks share, each refused in one sentence, and the share of an evaluation."""
+
+from itertools import pairwise
+
+
+def require_positive(name: str, value: int) -> None:
+    """Refuse a size below 1."""
+    if value < 1:
+        raise ValueError(f"{name} is {value}; it must be 1 or more.")
+
+
+def require_sizes(unit: str, trained: int, tested: int, stride: int) -> None:
+    """Refuse sizes that make no sense together; unit names the options in messages."""
+    require_positive(f"trained_{unit}", trained)
+    require_positive("stride", stride)
+    if tested < trained:
+        raise ValueError(f"tested_{unit} is {tested}, less than trained_{unit}, {trained}; evaluation covers both.")
+    if stride > trained:
+        raise ValueError(f"stride is {stride}, more than trained_{unit}, {trained}; it would skip all trained sizes.")
+
+
+def require_order(**sizes: float) -> None:
+    """Refuse sizes that do not grow in the order in which they are given: tails on either side of what is trained."""
+    values = list(sizes.values())
+    if any(after <= before for before, after in pairwise(values)):
+        given = ", ".join(f"{name} {value}" for name, value in sizes.items())
+        raise ValueError(f"{given}: these must grow in this order, or the tails would be no tails.")
+
+
+def scale_samples(samples: int, budget: float) -> int:
+    """How many of the samples a share of the evaluation takes, at least one."""
+    if not 0 < budget <= 1:
+        raise ValueError(f"budget is {budget}; it is the share of the evaluation to do, more than 0 and at most 1.")
+    return max(1, round(samples * budget))

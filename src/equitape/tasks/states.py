@@ -1,0 +1,141 @@
+"""Tasks that follow a state: after every step the model says what it is now, and one forward pass scores all steps.
+
+Labels stand where a causal language model expects them, one place behind the token whose output they judge. So the
+label of a step is in the column after it, and a last token that nothing reads closes every sequence. Shapes:
+n sequences, T tokens, S steps.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from ..settings import Settings
+from .base import IGNORED, Curve, Evaluation, NumberedExamples, Task, evaluation_generator
+from .sizes import require_positive, scale_samples
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateOptions(Settings):
+    """How sequences are scored."""
+
+    samples: int = 1000
+    """Sequences scored inside the training distribution."""
+    batch_tokens: int = 2**18
+    """Tokens in a batch of evaluation."""
+
+    def __post_init__(self) -> None:
+        for name in ("samples", "batch_tokens"):
+            require_positive(name, getattr(self, name))
+
+
+class StateTask(Task):
+    """What these tasks share: sequences of one length to train on, and scoring by the likeliest label."""
+
+    options: StateOptions
+
+    def draw(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Tokens and labels to train on, both [count, T]."""
+        raise NotImplementedError
+
+    def make_block(self, count: int, generator: torch.Generator) -> dict[str, Tensor]:
+        """Training examples in the form `NumberedExamples` takes."""
+        tokens, labels = self.draw(count, generator)
+        return {"input_ids": tokens, "labels": labels, "lengths": torch.full((count,), tokens.shape[1])}
+
+    def training_set(self, seed: int) -> Dataset[dict[str, Tensor]]:
+        return NumberedExamples(self.make_block, seed)
+
+
+@torch.no_grad()
+def judge(model: Any, tokens: Tensor, labels: Tensor, batch_tokens: int) -> Tensor:
+    """Whether each label [n, T] is the likeliest at its place: 1 or 0, and NaN where there is none."""
+    verdicts = []
+    for some, expected in zip(
+        *(t.split(max(1, batch_tokens // tokens.shape[1])) for t in (tokens, labels)), strict=True
+    ):
+        likeliest = model(input_ids=some.to(model.device), use_cache=False).logits[:, :-1].argmax(-1).cpu()
+        right = (likeliest == expected[:, 1:]).double()
+        verdicts.append(right.masked_fill(expected[:, 1:] == IGNORED, torch.nan))
+    return torch.nn.functional.pad(torch.cat(verdicts), (1, 0), value=torch.nan)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepOptions(StateOptions):
+    """Numbers of steps."""
+
+    trained_steps: int = 40
+    """Steps of a training sequence; every shorter one is a beginning of it."""
+    tested_steps: int = 160
+    """Steps of the longest sequence evaluated."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_positive("trained_steps", self.trained_steps)
+        if self.tested_steps <= self.trained_steps:
+            raise ValueError(
+                f"tested_steps is {self.tested_steps} and trained_steps {self.trained_steps}; evaluation must go "
+                f"beyond training."
+            )
+
+
+class StepTask(StateTask):
+    """A state after each of S steps: `begin step step ... end`, scored on as many steps as in training and on more."""
+
+    headline: ClassVar[str] = "accuracy_outside"
+    options: StepOptions
+
+    def draw_steps(self, count: int, steps: int, generator: torch.Generator) -> Tensor:
+        """Random steps as tokens [count, S]."""
+        raise NotImplementedError
+
+    def follow(self, steps: Tensor) -> Tensor:
+        """The state after each step, as tokens [n, S]."""
+        raise NotImplementedError
+
+    @property
+    def trained_length(self) -> int:
+        return self.options.trained_steps + 2
+
+    @property
+    def tested_length(self) -> int:
+        return self.options.tested_steps + 2
+
+    def draw(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        return self.draw_sequences(count, self.options.trained_steps, generator)
+
+    def draw_sequences(self, count: int, steps: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Tokens and labels of sequences of S steps, [count, S + 2]."""
+        assert self.bos_token_id is not None
+        drawn = self.draw_steps(count, steps, generator)
+        begin, end = torch.full((count, 1), self.bos_token_id), torch.full((count, 1), self.pad_token_id)
+        nothing = torch.full((count, 2), IGNORED)
+        return torch.cat((begin, drawn, end), dim=1), torch.cat((nothing, self.follow(drawn)), dim=1)
+
+    def evaluate(self, model: Any, seed: int, budget: float = 1.0) -> Evaluation:
+        options = self.options
+        count = scale_samples(options.samples, budget)
+        metrics, by_step = {}, torch.empty(0)
+        for name, steps, first in (
+            ("inside", options.trained_steps, 0),
+            ("outside", options.tested_steps, options.trained_steps),
+        ):
+            sequences = self.draw_sequences(count, steps, evaluation_generator(seed, steps))
+            right = judge(model, *sequences, options.batch_tokens)[:, 2:]
+            metrics[f"accuracy_{name}"] = 100 * float(right[:, first:].mean())
+            metrics[f"exact_match_{name}"] = 100 * float(right.amin(1).mean())
+            by_step = right.mean(0)
+        return Evaluation(
+            metrics=metrics,
+            curves=[
+                Curve(
+                    title="accuracy against steps",
+                    x_label="steps",
+                    x=[float(step) for step in range(1, options.tested_steps + 1)],
+                    y_label="accuracy",
+                    y=by_step.tolist(),
+                )
+            ],
+        )
