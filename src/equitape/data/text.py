@@ -75,6 +75,17 @@ def find_files(source: Source) -> tuple[list[Path], str]:
     )
 
 
+def describe_sources(sources: Sources) -> str:
+    """What decides whether sources have changed: of every file its path, size and time of change."""
+    entries: list[Any] = []
+    for source in list_sources(sources):
+        files, inside = ([], "") if source.startswith(HUB_PREFIX) else find_files(source)
+        known = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+        # a local source is its files, however its path was written
+        entries.append([inside, known] if files else source)
+    return json.dumps(entries)
+
+
 def _read_all(names: Iterable[str]) -> Iterator[Document]:
     for name in names:
         empty = True

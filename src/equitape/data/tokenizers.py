@@ -1,16 +1,19 @@
-"""Tokenizers: bytes, byte-level BPE trained on the spot, or one from a folder. All are transformers' fast tokenizers."""
+"""Tokenizers: bytes, byte-level BPE trained on the spot, or one from a folder; all of them of transformers' classes."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from .text import Document
+from .cache import entry, written_aside
+from .text import Document, Sources, describe_sources, read_documents
 
 END, PAD = "<|end|>", "<|pad|>"
 NUM_BYTES = 256
+BPE_CHARACTERS = 100_000_000
+"""Text a vocabulary is learnt from at most; more of it changes little and takes long."""
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
@@ -38,6 +41,24 @@ def train_bpe(documents: Iterable[Document], vocab_size: int) -> PreTrainedToken
     )
     tokenizer.train_from_iterator((document.text for document in documents), trainer)
     return _finish(tokenizer)
+
+
+def cached_bpe(sources: Sources, vocab_size: int, cache: str | Path | None = None) -> Any:
+    """The BPE tokenizer of some sources, trained once and again when a file changes. cache: as of `build_tokens`."""
+    home = entry(cache, "tokenizers", f"bpe {vocab_size} {BPE_CHARACTERS}", describe_sources(sources))
+    if not home.is_dir():
+        tokenizer = train_bpe(_first_characters(read_documents(sources), BPE_CHARACTERS), vocab_size)
+        with written_aside(home) as folder:
+            tokenizer.save_pretrained(str(folder))
+    return load_tokenizer(home)
+
+
+def _first_characters(documents: Iterable[Document], limit: int) -> Iterator[Document]:
+    for document in documents:
+        yield document
+        limit -= len(document.text)
+        if limit <= 0:
+            return
 
 
 def load_tokenizer(name: str | Path) -> Any:

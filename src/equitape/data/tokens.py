@@ -5,18 +5,19 @@ Shapes: T tokens of all documents, n documents.
 
 import hashlib
 import json
-import os
 import shutil
-import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer
 
-from .text import HUB_PREFIX, Document, Sources, find_files, list_sources, read_documents
+from .cache import entry, written_aside
+from .text import Document, Sources, describe_sources, read_documents
 from .tokenizers import is_byte_tokenizer
 
 FORMAT = 1
@@ -42,12 +43,23 @@ class TokenFacts:
 class TokenStore:
     """Tokens of many documents, one after another, with their boundaries."""
 
-    def __init__(self, tokens: np.ndarray, starts: np.ndarray, num_bytes: np.ndarray, facts: TokenFacts):
-        """tokens: [T]; starts: [n + 1], where each document begins, and the end; num_bytes: [n], UTF-8 of each."""
+    def __init__(
+        self,
+        tokens: np.ndarray,
+        starts: np.ndarray,
+        num_bytes: np.ndarray,
+        facts: TokenFacts,
+        directory: Path | None = None,
+    ):
+        """tokens: [T]; starts: [n + 1], where each document begins, and the end; num_bytes: [n], UTF-8 of each.
+
+        directory: where a store on disk lies; one in memory has none.
+        """
         self.tokens = tokens
         self.starts = starts
         self.num_bytes = num_bytes
         self.facts = facts
+        self.directory = directory
 
     @classmethod
     def open(cls, directory: str | Path) -> "TokenStore":
@@ -65,7 +77,13 @@ class TokenStore:
             raise ValueError(
                 f"{str(folder)!r} is no whole token cache of this version; delete it to have it made again."
             )
-        return cls(tokens, starts, num_bytes, facts)
+        return cls(tokens, starts, num_bytes, facts, folder)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A store on disk goes to another process as its address, not as its tokens."""
+        if self.directory is not None:
+            return TokenStore.open, (self.directory,)
+        return TokenStore, (self.tokens, self.starts, self.num_bytes, self.facts)
 
     def __len__(self) -> int:
         """Documents."""
@@ -85,53 +103,43 @@ class TokenStore:
         """Tokens from one place to another, as int64."""
         return torch.from_numpy(self.tokens[start:stop].astype(np.int64))
 
+    def joined(self) -> torch.Tensor:
+        """All documents as one, with the end marks between them."""
+        return self.read(0, self.num_tokens)
+
     def document(self, index: int, end: bool = True) -> torch.Tensor:
         """The tokens of one document, with its end mark or without."""
         stop = int(self.starts[index + 1])
         return self.read(int(self.starts[index]), stop if end or self.facts.end_id is None else stop - 1)
 
 
-def build_tokens(sources: Sources, tokenizer: Any, directory: str | Path | None = None) -> TokenStore:
+def build_tokens(
+    sources: Sources, tokenizer: Any, cache: str | Path | None = None, max_documents: int | None = None
+) -> TokenStore:
     """The tokens of some sources, from the cache where it has them: made again when a file or the tokenizer changes.
 
-    directory: the cache, which may serve any number of sources; `default_cache()` when left out.
+    cache: a folder that may serve any number of sources, `default_cache()` when left out. max_documents: take only
+    the first ones.
     """
-    cache = Path(directory) if directory is not None else default_cache()
-    home = cache / fingerprint(sources, tokenizer)
+    parts = (f"{FORMAT} {max_documents}", describe_sources(sources), describe_tokenizer(tokenizer))
+    home = entry(cache, "tokens", *parts)
     if home.is_dir():
         try:
             return TokenStore.open(home)
         except ValueError:
             shutil.rmtree(home)
-    write_tokens(read_documents(sources), tokenizer, home)
+    write_tokens(islice(read_documents(sources), max_documents), tokenizer, home)
     return TokenStore.open(home)
 
 
-def default_cache() -> Path:
-    """Where token caches go: $EQUITAPE_CACHE, or .cache/equitape in the home directory."""
-    return Path(os.environ.get("EQUITAPE_CACHE") or Path.home() / ".cache" / "equitape") / "tokens"
-
-
 def write_tokens(documents: Iterable[Document], tokenizer: Any, directory: str | Path) -> None:
-    """Tokenize documents into a new directory: written aside and renamed, so that it is there whole or not at all."""
-    home = Path(directory)
-    home.parent.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(prefix=f".{home.name}.", dir=home.parent))
-    try:
-        _write(documents, tokenizer, aside)
-        try:
-            aside.rename(home)
-        except OSError:
-            # another process was faster; its tokens are the same
-            if not home.is_dir():
-                raise
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+    """Tokenize documents into a new directory, which `TokenStore.open` reads."""
+    with written_aside(Path(directory)) as folder:
+        _write(documents, tokenizer, folder)
 
 
 def _write(documents: Iterable[Document], tokenizer: Any, folder: Path) -> None:
-    vocab_size, end_id = len(tokenizer), tokenizer.eos_token_id
-    dtype = np.min_scalar_type(vocab_size - 1)
+    dtype = np.min_scalar_type(len(tokenizer) - 1)
     lengths, num_bytes = [], []
     digest = hashlib.sha256()
     with (folder / TOKENS_FILE).open("wb") as file:
@@ -147,39 +155,48 @@ def _write(documents: Iterable[Document], tokenizer: Any, folder: Path) -> None:
     digest.update(starts.tobytes())
     np.save(folder / STARTS_FILE, starts)
     np.save(folder / BYTES_FILE, np.array(num_bytes, dtype=np.int64))
-    pad_id = tokenizer.pad_token_id
-    facts = TokenFacts(
-        vocab_size=vocab_size,
-        end_id=end_id,
-        # a model that was trained without padding has no token for it; what stands there is never read
-        pad_id=pad_id if pad_id is not None else end_id or 0,
-        dtype=dtype.name,
-        digest=digest.hexdigest(),
-    )
+    facts = TokenFacts(**special_tokens(tokenizer), dtype=dtype.name, digest=digest.hexdigest())
     (folder / FACTS_FILE).write_text(json.dumps(asdict(facts), indent=2))
+
+
+def store_in_memory(documents: Sequence[np.ndarray], num_bytes: Sequence[int], tokenizer: Any) -> TokenStore:
+    """A store of a few documents that were tokenized already."""
+    starts = np.concatenate(([0], np.cumsum([len(document) for document in documents], dtype=np.int64)))
+    facts = TokenFacts(**special_tokens(tokenizer), dtype="int64", digest="")
+    return TokenStore(np.concatenate(documents), starts, np.array(num_bytes, dtype=np.int64), facts)
+
+
+def special_tokens(tokenizer: Any) -> dict[str, Any]:
+    """Size of the vocabulary, end mark and padding."""
+    end_id, pad_id = tokenizer.eos_token_id, tokenizer.pad_token_id
+    # a model that was trained without padding has no token for it; what stands there is never read
+    return {"vocab_size": len(tokenizer), "end_id": end_id, "pad_id": pad_id if pad_id is not None else end_id or 0}
 
 
 def tokenize(documents: Iterable[Document], tokenizer: Any) -> Iterator[tuple[np.ndarray, int]]:
     """For each document its tokens with the end mark, and its size in UTF-8 bytes; empty ones are left out."""
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-    as_bytes = is_byte_tokenizer(tokenizer)
+    encode = _encoder(tokenizer)
     for texts in _batches(documents):
-        encoded: Sequence[Any]
-        if as_bytes:
-            encoded = [np.frombuffer(text.encode(), np.uint8) for text in texts]
-        else:
-            # names of special tokens inside a document are text; several texts at once run on all cores
-            encoded = tokenizer(
-                texts,
-                add_special_tokens=False,
-                split_special_tokens=True,
-                return_attention_mask=False,
-                return_token_type_ids=False,
-                verbose=False,
-            )["input_ids"]
-        for text, ids in zip(texts, encoded, strict=True):
+        for text, ids in zip(texts, encode(texts), strict=True):
             if len(ids):
                 yield np.concatenate((np.asarray(ids, np.int64), np.array(end, np.int64))), len(text.encode())
+
+
+def _encoder(tokenizer: Any) -> Callable[[list[str]], Sequence[Any]]:
+    """How texts become ids, fastest way first. Names of special tokens inside a document are text like any other."""
+    if is_byte_tokenizer(tokenizer):
+        return lambda texts: [np.frombuffer(text.encode(), np.uint8) for text in texts]
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return lambda texts: tokenizer(texts, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+    # a copy, since calls may have set truncation and padding on the original
+    own = Tokenizer.from_str(backend.to_str())
+    own.no_truncation()
+    own.no_padding()
+    own.encode_special_tokens = True
+    # without offsets, and on all cores
+    return lambda texts: [encoded.ids for encoded in own.encode_batch_fast(texts, add_special_tokens=False)]
 
 
 def _batches(documents: Iterable[Document]) -> Iterator[list[str]]:
@@ -195,23 +212,8 @@ def _batches(documents: Iterable[Document]) -> Iterator[list[str]]:
         yield batch
 
 
-def fingerprint(sources: Sources, tokenizer: Any) -> str:
-    """A name for what these sources give under this tokenizer; files count by path, size and time of change."""
-    digest = hashlib.sha256(f"format {FORMAT}".encode())
-    for source in list_sources(sources):
-        entries: list[Any] = [source]
-        if not source.startswith(HUB_PREFIX):
-            files, inside = find_files(source)
-            for file in files:
-                facts = file.stat()
-                entries.append([str(file.resolve()), inside, facts.st_size, facts.st_mtime_ns])
-        digest.update(json.dumps(entries).encode())
-    digest.update(describe_tokenizer(tokenizer).encode())
-    return digest.hexdigest()[:32]
-
-
 def describe_tokenizer(tokenizer: Any) -> str:
-    """Everything that decides which tokens a text becomes, as one string."""
+    """Everything that decides which tokens a text becomes."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         content = {"class": type(tokenizer).__name__, "vocabulary": tokenizer.get_vocab()}

@@ -1,4 +1,4 @@
-"""Perplexity of long documents by sliding windows, in memory that grows with the length and not with length x vocabulary.
+"""Perplexity of long documents by sliding windows, without ever holding the logits of a whole window.
 
 A window reads `length` tokens of one document and predicts the token after each of them. Windows begin every `stride`
 tokens. Which of its predictions count is the rule `score`:
@@ -6,8 +6,8 @@ tokens. Which of its predictions count is the rule `score`:
 - "new" (Press et al., arXiv 2108.12409): those that no earlier window of the document has made, so that every token but
   the first of a document counts once, with at least `length - stride` tokens of context after the first window. What is
   left at the end of a document is scored by one more window, moved back so that it is whole.
-- "all" (the code of LongLoRA, arXiv 2309.12307, which uses a stride of 256): all of them, so that a token counts once for
-  each window that reaches it, with contexts from 1 to `length`; what is left at the end is not scored.
+- "all" (the code of LongLoRA, arXiv 2309.12307, which uses a stride of 256): all of them, so that a token counts once
+  for each window that reaches it, with contexts from 1 to `length`; what is left at the end is not scored.
 
 With `stride = length` both are the same, but for the end of the document.
 
@@ -60,13 +60,13 @@ class PerplexityResult:
         return math.exp(self.loss) if self.loss < 700 else math.inf
 
     def position_curve(self, num_points: int = 64) -> tuple[list[float], list[float]]:
-        """(places, losses): means over runs of places of equal width; runs in which nothing counted are left out."""
+        """(tokens read, losses): means over equal runs of places; runs in which nothing counted are left out."""
         places, losses = [], []
         for part in torch.arange(self.length).tensor_split(min(num_points, self.length)):
             counts = self.position_counts[part]
             if int(counts.sum()):
                 total = (self.position_losses[part].nan_to_num() * counts).sum() / counts.sum()
-                places.append(float(part.double().mean()))
+                places.append(float(part.double().mean()) + 1)
                 losses.append(float(total))
         return places, losses
 
@@ -106,7 +106,7 @@ def perplexity(
     """
     tokens = [torch.as_tensor(document, dtype=torch.long) for document in documents]
     stride = length if stride is None else stride
-    _check(tokens, length, stride, score, document_bytes)
+    _check(model, tokens, length, stride, score, document_bytes)
     windows = [
         window
         for number, document in enumerate(tokens)
@@ -164,7 +164,9 @@ def perplexity(
     )
 
 
-def _check(tokens: list[Tensor], length: int, stride: int, score: str, document_bytes: Sequence[int] | None) -> None:
+def _check(
+    model: Any, tokens: list[Tensor], length: int, stride: int, score: str, document_bytes: Sequence[int] | None
+) -> None:
     if length < 1:
         raise ValueError(f"A window needs a length of 1 or more; it is {length}.")
     if not 1 <= stride <= length:
@@ -174,6 +176,12 @@ def _check(tokens: list[Tensor], length: int, stride: int, score: str, document_
     if document_bytes is not None and len(document_bytes) != len(tokens):
         raise ValueError(
             f"document_bytes has {len(document_bytes)} entries for {len(tokens)} documents; give one for each."
+        )
+    largest = max((int(document.max()) for document in tokens if len(document)), default=0)
+    vocabulary = unwrap(model).get_input_embeddings().weight.shape[0]
+    if largest >= vocabulary:
+        raise ValueError(
+            f"Token {largest} is beyond the model's vocabulary of {vocabulary}; use the tokenizer it was trained with."
         )
 
 

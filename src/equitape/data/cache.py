@@ -1,0 +1,37 @@
+"""Where derived data is kept: one folder for each thing that was made, there whole or not at all."""
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def default_cache() -> Path:
+    """$EQUITAPE_CACHE, or .cache/equitape in the home directory."""
+    return Path(os.environ.get("EQUITAPE_CACHE") or Path.home() / ".cache" / "equitape")
+
+
+def entry(cache: str | Path | None, kind: str, *parts: str) -> Path:
+    """The folder of a thing of some kind that is made from these parts and changes with them."""
+    name = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
+    return (Path(cache) if cache is not None else default_cache()) / kind / name
+
+
+@contextmanager
+def written_aside(home: Path) -> Iterator[Path]:
+    """A folder to write into, renamed to `home` at the end; a failure leaves nothing behind."""
+    home.parent.mkdir(parents=True, exist_ok=True)
+    aside = Path(tempfile.mkdtemp(prefix=f".{home.name}.", dir=home.parent))
+    try:
+        yield aside
+        try:
+            aside.rename(home)
+        except OSError:
+            # another process was faster, and made the same
+            if not home.is_dir():
+                raise
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)

@@ -1,0 +1,210 @@
+"""Language modelling on text, scored at the trained length and at multiples of it.
+
+Every length scores the same tokens: pieces of the held-out documents as long as the longest length, cut into windows
+that do not overlap, so that lengths differ in context alone.
+"""
+
+import logging
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from ..data.packing import PackedDataset, collate_rows
+from ..data.streaming import StreamedRows
+from ..data.text import read_documents
+from ..data.tokenizers import cached_bpe, load_tokenizer
+from ..data.tokens import TokenStore, build_tokens, special_tokens
+from ..settings import Settings
+from .base import ENDLESS, Curve, Evaluation, Task
+from .perplexity import PerplexityResult, perplexity
+
+BPE_PREFIX = "bpe:"
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextOptions(Settings):
+    """Options of the text task."""
+
+    train: str | tuple[str, ...] = ()
+    """Text to train on: files, folders, archives, .jsonl, or hf:NAME:CONFIG:SPLIT; one or a list."""
+    valid: str | tuple[str, ...] = ()
+    """Text held out for evaluation, likewise."""
+    tokenizer: str = "bytes"
+    """"bytes"; "bpe:SIZE" for a vocabulary trained on the training text; or a folder that holds a tokenizer."""
+    length: int = 1024
+    """Tokens of a training row."""
+    factors: tuple[int, ...] = (1, 2, 4, 8)
+    """Lengths of evaluation as multiples of the trained one."""
+    eval_tokens: int = 262144
+    """Tokens scored at each length, as far as the held-out text has them."""
+    valid_documents: int | None = None
+    """Use only so many of the held-out documents, the first ones; all when left out."""
+    min_document_tokens: int = 1
+    """Shorter training documents are left out."""
+    whole_rows: bool = False
+    """Train only on rows that are one piece of a document; what is left of each is dropped."""
+    join: bool = False
+    """Score the held-out documents as one, joined by end marks; for collections of short ones."""
+    stream: bool = False
+    """Tokenize while training instead of once into the cache; for text that does not fit on the disk."""
+    cache: str | None = None
+    """Folder of the token cache; $EQUITAPE_CACHE or ~/.cache/equitape when left out."""
+
+    def __post_init__(self) -> None:
+        if self.length < 2:
+            raise ValueError(f"Task 'text' needs a length of 2 or more; it is {self.length}.")
+        if 1 not in self.factors or any(not isinstance(f, int) or f < 1 for f in self.factors):
+            raise ValueError(
+                f"Task 'text' needs factors that are whole numbers of 1 or more with 1 among them; they are "
+                f"{', '.join(map(str, self.factors)) or 'none'}."
+            )
+        if self.eval_tokens < 1:
+            raise ValueError(f"Task 'text' needs eval_tokens of 1 or more; it is {self.eval_tokens}.")
+
+
+class Text(Task):
+    """Predict the next token of documents."""
+
+    name = "text"
+    idea = "language modelling on local text or a dataset, scored at 1 to 8 times the trained length"
+    options_class = TextOptions
+    options: TextOptions
+    headline = "bits_per_byte_1x"
+    higher_is_better = False
+
+    def __init__(self, options: TextOptions):
+        super().__init__(options)
+        for which in ("train", "valid"):
+            sources = getattr(options, which)
+            if not sources:
+                raise ValueError(f"Task 'text' has no text: set the option {which} to a file, a folder or an archive.")
+            # a path that leads nowhere is refused before any work
+            read_documents(sources)
+        self.tokenizer = self._choose_tokenizer()
+        self.vocab_size = len(self.tokenizer)
+        self.eos_token_id = self.tokenizer.eos_token_id
+        self.pad_token_id = special_tokens(self.tokenizer)["pad_id"]
+        self._pieces = self._cut()
+
+    def _choose_tokenizer(self) -> Any:
+        given = self.options.tokenizer
+        if not given.startswith(BPE_PREFIX):
+            return load_tokenizer(given)
+        size = given.removeprefix(BPE_PREFIX)
+        if not size.isdigit():
+            raise ValueError(f"Task 'text': the tokenizer {given!r} must say the size of its vocabulary, as bpe:8192.")
+        return cached_bpe(self.options.train, int(size), self.options.cache)
+
+    @cached_property
+    def valid_store(self) -> TokenStore:
+        """Tokens of the held-out text."""
+        return build_tokens(self.options.valid, self.tokenizer, self.options.cache, self.options.valid_documents)
+
+    @property
+    def trained_length(self) -> int:
+        return self.options.length
+
+    @property
+    def tested_length(self) -> int:
+        return self.options.length * max(self.options.factors)
+
+    def training_set(self, seed: int) -> Dataset[dict[str, Tensor]]:
+        options = self.options
+        rows = {
+            "seed": seed,
+            "size": ENDLESS,
+            "min_tokens": options.min_document_tokens,
+            "drop_remainders": options.whole_rows,
+        }
+        if options.stream:
+            return StreamedRows(options.train, self.tokenizer, options.length, **rows)  # type: ignore[arg-type]
+        store = build_tokens(options.train, self.tokenizer, self.options.cache)
+        dataset = PackedDataset(store, options.length, **rows)  # type: ignore[arg-type]
+        logger.info("Training text: %s.", dataset.report)
+        return dataset
+
+    def collate(self, examples: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+        return collate_rows(examples)
+
+    def _cut(self) -> list[Tensor]:
+        """Pieces of the held-out documents, each of the longest length and one token more to predict."""
+        store, size = self.valid_store, self.tested_length
+        documents = [store.joined()] if self.options.join else [store.document(n, end=False) for n in range(len(store))]
+        pieces = [
+            document[start : start + size + 1]
+            for document in documents
+            for start in range(0, len(document) - size, size)
+        ]
+        if not pieces:
+            longest = max(len(document) for document in documents)
+            raise ValueError(
+                f"Task 'text': the longest of the held-out documents has {longest} tokens, and {size + 1} are needed "
+                f"to score {max(self.options.factors)} times the length of {self.options.length}; give longer text, set "
+                f"join to true, or choose a smaller length or factors."
+            )
+        return pieces
+
+    def evaluate(self, model: Any, seed: int, budget: float = 1.0) -> Evaluation:
+        """Loss, perplexity and bits per byte at every length; NaN where an encoding cannot run that length."""
+        wanted = max(1, int(self.options.eval_tokens * min(budget, 1.0)) // self.tested_length)
+        chosen = torch.linspace(0, len(self._pieces) - 1, min(wanted, len(self._pieces)), dtype=torch.float64)
+        pieces = [self._pieces[index] for index in chosen.round().long().tolist()]
+        metrics: dict[str, float] = {}
+        lengths: list[float] = []
+        perplexities: list[float] = []
+        longest: PerplexityResult | None = None
+        for factor in sorted(set(self.options.factors)):
+            length = factor * self.options.length
+            result = self._score(model, pieces, length, must_run=factor == 1)
+            loss = result.loss if result else math.nan
+            suffix = f"{factor}x" if factor == 1 else f"outside_{factor}x"
+            metrics[f"bits_per_byte_{suffix}"] = loss / math.log(2) * self._tokens_per_byte
+            metrics[f"perplexity_{suffix}"] = result.perplexity if result else math.nan
+            metrics[f"loss_{suffix}"] = loss
+            lengths.append(float(length))
+            perplexities.append(metrics[f"perplexity_{suffix}"])
+            longest = result or longest
+        assert longest is not None
+        places, losses = longest.position_curve()
+        return Evaluation(
+            metrics=metrics,
+            curves=[
+                Curve(
+                    title="Perplexity against length",
+                    x_label="tokens read at once",
+                    x=lengths,
+                    y_label="perplexity",
+                    y=perplexities,
+                ),
+                Curve(
+                    title="Loss against place",
+                    x_label="tokens before the predicted one",
+                    x=places,
+                    y_label="nats per token",
+                    y=losses,
+                ),
+            ],
+        )
+
+    @property
+    def _tokens_per_byte(self) -> float:
+        """Of the held-out text, end marks not counted."""
+        store = self.valid_store
+        ends = len(store) if store.facts.end_id is not None else 0
+        return (store.num_tokens - ends) / int(store.num_bytes.sum())
+
+    def _score(self, model: Any, pieces: list[Tensor], length: int, must_run: bool) -> PerplexityResult | None:
+        try:
+            return perplexity(model, pieces, length, batch_tokens=max(16384, length))
+        except (ValueError, torch.OutOfMemoryError) as error:
+            # a learned table ends, and a dense bias may not fit: that is a result, not a failure of the run
+            if must_run:
+                raise
+            logger.warning("Length %d cannot be scored: %s", length, error)
+            return None

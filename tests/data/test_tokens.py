@@ -1,0 +1,166 @@
+"""The token cache holds what the tokenizer says, is reused, and is whole or absent."""
+
+import errno
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+from equitape.data import tokens
+from equitape.data.text import Document
+from equitape.data.tokenizers import byte_tokenizer, train_bpe
+from equitape.data.tokens import TokenStore, build_tokens, write_tokens
+
+TEXTS = ["hello é", "<|end|> is text here", "a" * 300, "漢字 " * 20]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    root = tmp_path / "texts"
+    root.mkdir()
+    for number, text in enumerate(TEXTS):
+        (root / f"{number}.txt").write_text(text)
+    return root
+
+
+@pytest.fixture(scope="module")
+def bpe():
+    return train_bpe([Document("", " ".join(TEXTS))], 300)
+
+
+@pytest.mark.parametrize("kind", ["bytes", "bpe"])
+def test_documents_and_their_ends(folder, tmp_path, bpe, kind):
+    tokenizer = bpe if kind == "bpe" else byte_tokenizer()
+    store = build_tokens(folder, tokenizer, tmp_path / "cache")
+    assert len(store) == len(TEXTS)
+    for index, text in enumerate(TEXTS):
+        ids = tokenizer(text)["input_ids"]
+        assert store.document(index).tolist() == [*ids, tokenizer.eos_token_id]
+        assert store.document(index, end=False).tolist() == ids
+        assert store.num_bytes[index] == len(text.encode())
+    assert store.lengths.tolist() == [len(tokenizer(text)["input_ids"]) + 1 for text in TEXTS]
+    assert store.num_tokens == store.lengths.sum() == len(store.joined())
+    assert store.joined().dtype == torch.long
+    assert store.facts.vocab_size == len(tokenizer)
+    assert store.tokens.dtype == np.uint16
+    assert isinstance(store.tokens, np.memmap)
+
+
+def test_batches_do_not_change_tokens(folder, tmp_path, bpe, monkeypatch):
+    whole = build_tokens(folder, bpe, tmp_path / "one").facts.digest
+    monkeypatch.setattr(tokens, "BATCH_CHARACTERS", 1)
+    assert build_tokens(folder, bpe, tmp_path / "two").facts.digest == whole
+
+
+def test_truncation_and_padding_of_earlier_calls_are_left_out(folder, tmp_path, bpe):
+    before = build_tokens(folder, bpe, tmp_path / "one")
+    bpe(["a", "a b c d e f g"], truncation=True, max_length=2, padding="max_length")
+    after = build_tokens(folder, bpe, tmp_path / "two")
+    assert after.facts.digest == before.facts.digest
+    assert after.directory.name == before.directory.name
+
+
+def test_a_tokenizer_without_a_fast_core_works_too(folder, tmp_path):
+    class Letters:
+        """The least a tokenizer of transformers offers."""
+
+        eos_token_id = pad_token_id = None
+
+        def __len__(self):
+            return 70000
+
+        def __call__(self, texts, add_special_tokens, split_special_tokens):
+            assert not add_special_tokens
+            assert split_special_tokens
+            return {"input_ids": [[ord(letter) for letter in text] for text in texts]}
+
+        def get_vocab(self):
+            return {}
+
+        def convert_ids_to_tokens(self, ids):
+            return ids
+
+    store = build_tokens(folder, Letters(), tmp_path / "cache")
+    assert store.tokens.dtype == np.uint32
+    assert "".join(map(chr, store.document(3).tolist())) == TEXTS[3]
+    assert store.document(3, end=False).tolist() == store.document(3).tolist()
+    assert (store.facts.end_id, store.facts.pad_id) == (None, 0)
+
+
+def test_the_cache_is_reused_until_text_or_tokenizer_change(folder, tmp_path, bpe, monkeypatch):
+    cache = tmp_path / "cache"
+    first = build_tokens(folder, byte_tokenizer(), cache)
+    with monkeypatch.context() as patch:
+        patch.setattr(tokens, "tokenize", lambda *_: pytest.fail("tokenized again"))
+        again = build_tokens(str(folder), byte_tokenizer(), cache)
+        assert again.facts == first.facts
+        with pytest.raises(pytest.fail.Exception, match=r"tokenized again"):
+            build_tokens(folder, bpe, cache)
+        with pytest.raises(pytest.fail.Exception, match=r"tokenized again"):
+            build_tokens(folder, byte_tokenizer(), cache, max_documents=2)
+    (folder / "0.txt").write_text("another text")
+    changed = build_tokens(folder, byte_tokenizer(), cache)
+    assert changed.facts.digest != first.facts.digest
+    assert bytes(changed.document(0, end=False).tolist()) == b"another text"
+    assert len(build_tokens(folder, byte_tokenizer(), cache, max_documents=2)) == 2
+
+
+def test_the_cache_follows_the_environment(folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("EQUITAPE_CACHE", str(tmp_path / "elsewhere"))
+    store = build_tokens(folder, byte_tokenizer())
+    assert store.directory.parent == tmp_path / "elsewhere" / "tokens"
+
+
+@pytest.mark.parametrize("harm", ["cut", "lost", "garbled", "format"])
+def test_a_damaged_cache_is_made_again(folder, tmp_path, harm):
+    store = build_tokens(folder, byte_tokenizer(), tmp_path / "cache")
+    home, expected = store.directory, store.joined().tolist()
+    if harm == "cut":
+        (home / "tokens.bin").write_bytes((home / "tokens.bin").read_bytes()[:-4])
+    elif harm == "lost":
+        (home / "starts.npy").unlink()
+    elif harm == "garbled":
+        (home / "facts.json").write_text("{")
+    else:
+        (home / "facts.json").write_text((home / "facts.json").read_text().replace('"format": 1', '"format": 99'))
+    with pytest.raises(ValueError, match=r"is no whole token cache.*delete it to have it made again"):
+        TokenStore.open(home)
+    assert build_tokens(folder, byte_tokenizer(), tmp_path / "cache").joined().tolist() == expected
+
+
+def test_a_failure_leaves_nothing_behind(tmp_path):
+    def documents():
+        yield Document("a", "text")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError, match=r"No space left"):
+        write_tokens(documents(), byte_tokenizer(), tmp_path / "cache" / "store")
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_whoever_comes_second_uses_what_is_there(tmp_path):
+    """Two processes may start on one cache; the slower one finds the folder in place when it renames its own."""
+
+    def documents():
+        yield Document("a", "text")
+        write_tokens([Document("a", "text")], byte_tokenizer(), tmp_path / "store")
+
+    write_tokens(documents(), byte_tokenizer(), tmp_path / "store")
+    assert len(TokenStore.open(tmp_path / "store")) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["store"]
+
+
+def test_a_store_goes_to_other_processes_as_its_address(folder, tmp_path):
+    (folder / "long.txt").write_text("x" * 100_000)
+    store = build_tokens(folder, byte_tokenizer(), tmp_path / "cache")
+    packed = pickle.dumps(store)
+    assert len(packed) < 1000
+    assert pickle.loads(packed).joined().equal(store.joined())
+    in_memory = tokens.store_in_memory([np.arange(3), np.arange(2)], [3, 2], byte_tokenizer())
+    assert pickle.loads(pickle.dumps(in_memory)).joined().equal(in_memory.joined())
+
+
+def test_text_that_is_none_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"The data holds no text"):
+        write_tokens([Document("a", "")], byte_tokenizer(), tmp_path / "store")
