@@ -1,0 +1,149 @@
+"""Watch a model at work: state, attention and mixing of every layer, handed over one layer at a time.
+
+Nothing is kept here: the attention of a long text in all layers at once would be larger than the model.
+
+Shapes: N tokens, H query heads, G key-value heads, E width of the state, I mixer size.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..encodings import LayerEncoding, PositionalEncoding
+from ..encodings.tensor_tape import TensorTape
+from ..kernels.reference import mixing_matrices
+from ..model import EquitapeModel
+
+
+class LayerRecord(NamedTuple):
+    """What one layer did with one sequence."""
+
+    state: Tensor | None
+    """[G, N, E], the state that turned its queries and keys; None for encodings without one for every token."""
+    attention: Tensor
+    """[H, N, N]."""
+    mixing: Tensor | None
+    """[N, G, G], the matrices T of its tokens, complex where the weights are; None where nothing is mixed."""
+
+
+def decoder_of(model: Any) -> EquitapeModel:
+    """The decoder inside a model of ours; other classes are refused."""
+    decoder = getattr(model, "base_model", model)
+    if not isinstance(decoder, EquitapeModel):
+        raise ValueError(
+            f"The model is a {type(model).__name__}; looking inside needs an Equitape model, for example one that "
+            f"equitape.adapt made from it."
+        )
+    return decoder
+
+
+def layer_encodings(model: Any) -> list[LayerEncoding]:
+    """The parts of the encoding that live in the blocks."""
+    blocks: Any = decoder_of(model).layers
+    return [block.self_attn.encoding for block in blocks]
+
+
+def has_token_state(encoding: PositionalEncoding) -> bool:
+    """Whether the state holds something for every token: phasors, or TensorTape's tensors."""
+    return encoding.has_field or isinstance(encoding, TensorTape)
+
+
+def updates_state(model: Any) -> bool:
+    """Whether any block changes the state it gets."""
+    return any(type(part).update is not LayerEncoding.update for part in layer_encodings(model))
+
+
+@contextmanager
+def frozen_state(model: Any) -> Iterator[None]:
+    """Leave the state as it starts in all layers: with TAPE started as RoPE, the same weights as a RoPE model."""
+    parts = layer_encodings(model)
+
+    def keep(state: Tensor | None, *rest: Any) -> Tensor | None:
+        return state
+
+    def carry_nothing(state: Tensor | None) -> None:
+        return None
+
+    try:
+        for part in parts:
+            part.update = keep  # type: ignore[assignment, method-assign]
+            part.values = carry_nothing  # type: ignore[method-assign]
+        yield
+    finally:
+        for part in parts:
+            del part.update, part.values
+
+
+@contextmanager
+def eager_evaluation(model: Any) -> Iterator[None]:
+    """Evaluation mode with the attention that returns its weights; both are put back."""
+    training, implementation = model.training, model.config._attn_implementation
+    model.eval()
+    model.set_attn_implementation("eager")
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(implementation)
+        model.train(training)
+
+
+@torch.no_grad()
+def visit_layers(
+    model: Any, input_ids: Tensor, visit: Callable[[int, LayerRecord], None], position_ids: Tensor | None = None
+) -> None:
+    """Run one sequence [1, N] and call visit(index, record) after every application of a block."""
+    decoder = decoder_of(model)
+    watcher = Watcher(decoder, visit)
+    with eager_evaluation(decoder), watcher:
+        decoder(input_ids.to(decoder.device), position_ids=position_ids, use_cache=False)
+
+
+class Watcher(ExitStack):
+    """Hooks on all blocks of a decoder for as long as it is entered."""
+
+    def __init__(self, decoder: EquitapeModel, visit: Callable[[int, LayerRecord], None]):
+        super().__init__()
+        self.decoder = decoder
+        self.visit = visit
+        self.index = 0
+        self.found: dict[str, Any] = {}
+
+    def __enter__(self) -> "Watcher":
+        blocks: Any = self.decoder.layers
+        for block in blocks:
+            self._keep(block.register_forward_pre_hook(self._begin))
+            self._keep(block.self_attn.register_forward_hook(self._attended))
+            gate = getattr(block.self_attn.encoding, "gate", None)
+            if gate is not None:
+                self._keep(gate.register_forward_hook(self._gated))
+            self._keep(block.register_forward_hook(self._finish))
+        return self
+
+    def _keep(self, handle: Any) -> None:
+        self.callback(handle.remove)
+
+    def _begin(self, block: nn.Module, inputs: tuple[Any, ...]) -> None:
+        self.found = {"state": inputs[1]}
+
+    def _attended(self, attention: nn.Module, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
+        self.found["attention"] = outputs[1]
+
+    def _gated(self, gate: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
+        self.found["gate"] = output
+
+    def _finish(self, block: Any, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
+        encoding = self.decoder.encoding
+        state = None
+        if has_token_state(encoding):
+            state = self.found["state"][0].expand(encoding.geometry.num_kv_heads, -1, -1)
+        mixing = None
+        if "gate" in self.found:
+            part = block.self_attn.encoding
+            mixing = mixing_matrices(nn.functional.silu(self.found["gate"]), part.mix_in, part.mix_out)
+            mixing = mixing[0] if mixing.dim() == 4 else torch.complex(*mixing[:, 0].float())
+        self.visit(self.index, LayerRecord(state, self.found["attention"][0], mixing))
+        self.index += 1
+        self.found = {}

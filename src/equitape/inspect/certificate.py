@@ -1,0 +1,286 @@
+"""A numeric certificate: does a checkpoint keep the promises that its positional encoding makes?
+
+Every check compares two ways to the same logits. The error is the largest difference over the spread (standard
+deviation) of the logits; numbers that are not finite count as infinite. What an encoding declares not to promise is
+measured and told, but cannot fail.
+
+Shapes: B batch, N tokens.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from ..encodings import PositionalEncoding, Positions
+from ..encodings.tensor_tape import TensorTape
+from ..model import EquitapeModel
+from .stability import is_at_start
+
+PASS, FAIL, NOT_PROMISED, NOT_APPLICABLE = "pass", "fail", "not promised", "does not apply"
+LIMITS = {torch.float64: 1e-6, torch.float32: 1e-2}
+"""Rounding grows from layer to layer, by three to four digits in deep models; a broken promise shows at 1e-1."""
+OFFSETS = (1, 1000, 1_000_000)
+ROWS = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One promise and how it fared."""
+
+    name: str
+    meaning: str
+    verdict: str
+    error: float | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Certificate:
+    """All checks of one model."""
+
+    encoding: str
+    dtype: str
+    limit: float
+    num_tokens: int
+    checks: list[Check]
+    notes: list[str]
+
+    @property
+    def passed(self) -> bool:
+        return all(check.verdict != FAIL for check in self.checks)
+
+
+def certify(model: Any, num_tokens: int = 32, seed: int = 0) -> Certificate:
+    """Check shifts, rotations, causality, cache and padding on random tokens, in the dtype the model has.
+
+    Works for causal language models of any class that take position ids; those of ours are also turned frequency by
+    frequency. float64 (`model.double()`) tells broken promises from rounding best.
+    """
+    dtype = next(model.parameters()).dtype
+    if dtype not in LIMITS:
+        raise ValueError(
+            f"The model is in {dtype}, which rounds too much for a certificate; use model.float() or double()."
+        )
+    if num_tokens < 8:
+        raise ValueError(f"num_tokens is {num_tokens}; it must be 8 or more.")
+    training = model.training
+    model.eval()
+    try:
+        checks = Checker(model, num_tokens, seed, LIMITS[dtype])
+        found = [checks.shift(), checks.rotation(), checks.causality(), checks.cache(), checks.padding()]
+    finally:
+        model.train(training)
+    encoding = checks.encoding
+    notes = []
+    if checks.spread == 0:
+        notes.append("All logits are equal, so nothing can differ: the checks say nothing.")
+    if encoding is not None and has_update(model) and is_at_start(model.base_model):
+        notes.append("The update of the state is zero, as at the start of training: so far this is a RoPE model.")
+    return Certificate(
+        encoding="unknown" if encoding is None else encoding.kind,
+        dtype=str(dtype).removeprefix("torch."),
+        limit=LIMITS[dtype],
+        num_tokens=num_tokens,
+        checks=found,
+        notes=notes,
+    )
+
+
+def has_update(model: Any) -> bool:
+    """Whether any block has weights that change the state."""
+    return any(name.endswith((".carry", ".mix_out")) for name, _ in model.named_parameters())
+
+
+class Checker:
+    """The checks, on one set of random tokens."""
+
+    def __init__(self, model: Any, num_tokens: int, seed: int, limit: float):
+        decoder = getattr(model, "base_model", model)
+        self.model = model
+        self.encoding: PositionalEncoding | None = decoder.encoding if isinstance(decoder, EquitapeModel) else None
+        self.limit = limit
+        generator = torch.Generator().manual_seed(seed)
+        vocabulary = model.config.get_text_config().vocab_size
+        self.drawn = torch.randint(0, vocabulary, (ROWS, 2 * num_tokens), generator=generator).to(model.device)
+        self.tokens = self.drawn[:, :num_tokens]
+        self.num_tokens = num_tokens
+        self.expected = self.logits(self.tokens)
+        self.spread = float(self.expected.double().std())
+        other = self.logits(self.tokens, seed=1)
+        self.is_random = bool(torch.isfinite(other).all()) and not torch.equal(other, self.expected)
+
+    @torch.no_grad()
+    def logits(self, tokens: Tensor, seed: int = 0, **inputs: Any) -> Tensor:
+        """[B, N, vocabulary]; encodings that draw positions draw the same ones for the same seed."""
+        torch.manual_seed(seed)
+        return self.model(input_ids=tokens, use_cache=False, **inputs).logits
+
+    def error(self, found: Tensor, expected: Tensor) -> float:
+        """Largest difference in units of the spread of the logits."""
+        difference = float((found.double() - expected.double()).abs().max()) / max(self.spread, 1e-30)
+        return difference if math.isfinite(difference) else math.inf
+
+    def judge(self, name: str, meaning: str, errors: list[float], promised: bool = True, note: str = "") -> Check:
+        """Pass or fail by the largest error; what is not promised does neither."""
+        error = max(errors)
+        verdict = (PASS if error <= self.limit else FAIL) if promised else NOT_PROMISED
+        return Check(name=name, meaning=meaning, verdict=verdict, error=error, note=note)
+
+    def shift(self) -> Check:
+        """All ids moved by the same number."""
+        meaning = "moving all ids by one number changes no logit"
+        errors, tried, note = [], [], ""
+        for offset in OFFSETS:
+            ids = torch.arange(offset, offset + self.num_tokens, device=self.tokens.device)[None].expand(ROWS, -1)
+            try:
+                errors.append(self.error(self.logits(self.tokens, position_ids=ids), self.expected))
+                tried.append(f"{offset:,}")
+            except (ValueError, IndexError) as refusal:
+                note = f"Ids from {offset:,} on are refused: {refusal}"
+                break
+        promised = self.encoding is not None and self.encoding.shift_invariant
+        if not errors:
+            return Check(name="shift", meaning=meaning, verdict=FAIL if promised else NOT_PROMISED, note=note)
+        if not promised:
+            whose = "this class of model" if self.encoding is None else f"{self.encoding.kind!r}"
+            note = f"Not shift invariant by declaration of {whose}. {note}".strip()
+        return self.judge("shift", f"{meaning} (by {', '.join(tried)})", errors, promised, note)
+
+    def rotation(self) -> Check:
+        """The phasors of every frequency turned by an angle of its own, for all tokens alike."""
+        name, meaning = "rotation", "turning all phasors of a frequency by one angle changes no logit"
+        turn = None if self.encoding is None else find_turn(self.encoding)
+        if self.encoding is None or turn is None:
+            return Check(name=name, meaning=meaning, verdict=NOT_APPLICABLE, note="There are no phasors to turn.")
+        with turned_start(self.encoding, turn):
+            errors = [self.error(self.logits(self.tokens), self.expected)]
+        note = "" if self.encoding.shift_invariant else "Not equivariant by declaration."
+        if self.encoding.has_field:
+            meaning += ", and every layer's state turns by it"
+            errors.append(self.state_error(turn))
+        return self.judge(name, meaning, errors, self.encoding.shift_invariant, note)
+
+    @torch.no_grad()
+    def state_error(self, turn: Callable[[Tensor], Tensor]) -> float:
+        """Largest difference between turned states and states from a turned start, relative to their size."""
+        assert self.encoding is not None
+
+        def states() -> tuple[Tensor, ...]:
+            torch.manual_seed(0)
+            return self.model(input_ids=self.tokens, use_cache=False, output_position_states=True).position_states
+
+        plain = states()
+        with turned_start(self.encoding, turn):
+            found = states()
+        gaps = [
+            float((ours - turn(theirs)).abs().max() / theirs.abs().max())
+            for ours, theirs in zip(found, plain, strict=True)
+        ]
+        return max(gap if math.isfinite(gap) else math.inf for gap in gaps)
+
+    def causality(self) -> Check:
+        """Later tokens changed, and further ones added."""
+        half = self.num_tokens // 2
+        changed = torch.cat((self.tokens[:, :half], self.drawn[:, self.num_tokens : 2 * self.num_tokens - half]), dim=1)
+        errors = [self.error(self.logits(changed)[:, :half], self.expected[:, :half])]
+        note, meaning = "", "later tokens change nothing before them"
+        if self.is_random:
+            note = "Positions are drawn at random for each length, so longer texts were not compared."
+        elif self.encoding is not None and not self.encoding.causal:
+            note = f"{self.encoding.kind!r} declares that a longer text changes earlier outputs; none was tried."
+        else:
+            longer = self.drawn[:, : self.num_tokens + 5]
+            errors.append(self.error(self.logits(longer)[:, : self.num_tokens], self.expected))
+        return self.judge("causality", meaning, errors, note=note)
+
+    def cache(self) -> Check:
+        """A chunk, then one token after the other."""
+        meaning = "logits with a key-value cache equal those without"
+        refusal = None if self.encoding is None else self.encoding.cache_refusal
+        if refusal is not None or self.is_random:
+            note = f"A cache is refused: {refusal}." if refusal else "Positions are drawn at random."
+            return Check(name="cache", meaning=meaning, verdict=NOT_APPLICABLE, note=note)
+        errors = []
+        for first in (1, self.num_tokens - 4):
+            cache = DynamicCache(config=self.model.config)
+            sizes = [first] + [1] * (min(self.num_tokens - first, 12))
+            parts, start = [], 0
+            with torch.no_grad():
+                for size in sizes:
+                    chunk = self.tokens[:, start : start + size]
+                    parts.append(self.model(input_ids=chunk, past_key_values=cache, use_cache=True).logits)
+                    start += size
+            errors.append(self.error(torch.cat(parts, dim=1), self.expected[:, :start]))
+        return self.judge("cache", meaning, errors)
+
+    def padding(self) -> Check:
+        """Padding on the left and on the right of one row of a batch."""
+        meaning = "a padded row has the logits of the row by itself"
+        if self.is_random:
+            return Check(name="padding", meaning=meaning, verdict=NOT_APPLICABLE, note="Positions are drawn at random.")
+        length = self.num_tokens - 3
+        alone = self.logits(self.tokens[1:, :length])
+        errors = []
+        for place in (slice(self.num_tokens - length, None), slice(0, length)):
+            rows, mask = self.tokens.clone(), torch.ones_like(self.tokens)
+            rows[1], mask[1] = self.drawn[0, -1], 0
+            rows[1, place], mask[1, place] = self.tokens[1, :length], 1
+            found = self.logits(rows, attention_mask=mask, position_ids=self.counted_ids(mask))
+            errors.append(self.error(found[1:, place], alone))
+            errors.append(self.error(found[:1], self.expected[:1]))
+        return self.judge("padding", f"{meaning} (left and right)", errors)
+
+    def counted_ids(self, mask: Tensor) -> Tensor | None:
+        """Models of ours count no padding by themselves; others are told the ids, as `generate` does."""
+        return None if self.encoding is not None else (mask.cumsum(-1) - 1).clamp(min=0)
+
+
+def find_turn(encoding: PositionalEncoding) -> Callable[[Tensor], Tensor] | None:
+    """A function that turns a state, each frequency by an angle of its own; None where the state has no phasors."""
+    generator = torch.Generator().manual_seed(7)
+    if encoding.has_field:
+        angles = 2 * math.pi * torch.rand(encoding.geometry.head_dim // 2, generator=generator, dtype=torch.float64)
+
+        def turn_phasors(state: Tensor) -> Tensor:
+            cos, sin = angles.cos().to(state), angles.sin().to(state)
+            real, imaginary = state.chunk(2, dim=-1)
+            return torch.cat((real * cos - imaginary * sin, real * sin + imaginary * cos), dim=-1)
+
+        return turn_phasors
+    if isinstance(encoding, TensorTape) and encoding.options.components % 2 == 0:
+        sizes = (-1, encoding.options.channels, encoding.options.components // 2, 2)
+        blocks = encoding.geometry.head_dim // encoding.options.channels
+        shape = (blocks, 1, encoding.options.components // 2)
+        angles = 2 * math.pi * torch.rand(shape, generator=generator, dtype=torch.float64)
+
+        def turn_components(state: Tensor) -> Tensor:
+            cos, sin = angles.cos().to(state), angles.sin().to(state)
+            first, second = state.unflatten(-1, sizes).unbind(-1)
+            turned = torch.stack((first * cos - second * sin, first * sin + second * cos), dim=-1)
+            return turned.flatten(-4)
+
+        return turn_components
+    return None
+
+
+@contextmanager
+def turned_start(encoding: PositionalEncoding, turn: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """Let an encoding begin with a turned state."""
+    begin = encoding.begin
+
+    def begin_turned(positions: Positions, dtype: torch.dtype) -> Tensor:
+        state = begin(positions, dtype)
+        assert state is not None
+        return turn(state)
+
+    encoding.begin = begin_turned  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del encoding.begin

@@ -1,0 +1,286 @@
+"""Look inside a model while it reads a text: everything the page and the pictures show, as plain arrays.
+
+Shapes: L layers, H query heads, G key-value heads, N tokens shown, C cells (blocks of tokens), S sampled tokens.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from .capture import LayerRecord, decoder_of, frozen_state, updates_state, visit_layers
+from .measures import (
+    as_complex,
+    effective_distances,
+    phase_displacement,
+    phasor_norms,
+    rotary_frequencies,
+    state_products,
+)
+
+Array = NDArray[np.float32]
+DISTANCE_OPERATIONS = 4e10
+"""Roughly the operations spent on effective distances; more heads or layers mean fewer sampled tokens."""
+MOST_SAMPLES, FEWEST_SAMPLES = 64, 12
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cells:
+    """Tokens in blocks of equal size, so that a long text fits on a screen."""
+
+    first: int
+    """Index of the first token shown."""
+    count: int
+    """Tokens shown."""
+    block: int
+    """Tokens in a cell; the last may have fewer."""
+
+    @property
+    def bounds(self) -> list[tuple[int, int]]:
+        """(first, last) index of the tokens of every cell."""
+        end = self.first + self.count
+        return [(start, min(start + self.block, end) - 1) for start in range(self.first, end, self.block)]
+
+    def future(self) -> NDArray[np.bool_]:
+        """[C, C], True where all keys of the column come after all queries of the row."""
+        first, last = np.array(self.bounds).T
+        return first[None] > last[:, None]
+
+    def membership(self, num_tokens: int) -> Tensor:
+        """[C, num_tokens], 1 where a token is in a cell."""
+        token = torch.arange(num_tokens)
+        low, high = torch.tensor(self.bounds).T
+        return ((token >= low[:, None]) & (token <= high[:, None])).float()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inspection:
+    """What was seen. Fields are None where the encoding has no such thing."""
+
+    encoding: dict[str, Any]
+    num_tokens: int
+    """Tokens the model read."""
+    labels: list[str]
+    """The token texts, all of them."""
+    cells: Cells
+    attention: Array
+    """[L, H, C, C]: what a query of the row's cell gives to all keys of the column's, on average."""
+    attention_change: Array | None
+    """The same with the state updated minus with the state left as it starts (for TAPE: minus RoPE's)."""
+    products: Array | None
+    """[L, C, C], products of states in units of the mean square at the start; the first layer's are the start's."""
+    norms: Array | None
+    """[L, G, N]."""
+    displacement: Array | None
+    """[L, G, N], radians."""
+    samples: list[int]
+    """Indices of the tokens that distances were worked out for."""
+    distances: Array | None
+    """[L, G, S, S], effective distance from query (row) to key; NaN above the diagonal."""
+    likeness: Array | None
+    """[L, G, S, S], how well that distance describes the phasors, from 0 to 1."""
+    mixing_strength: Array | None
+    """[L, N], Frobenius norm of every token's mixing matrix; NaN in layers that do not mix."""
+    mixing_own: Array | None
+    """[L, N], how much of it is the token's own: |T - mean| / (|T - mean| + |mean|), from 0 to 1."""
+    mixing_mean: Array | None
+    """[L, G, G], the mean matrix (of complex ones, its modulus)."""
+
+    @property
+    def num_layers(self) -> int:
+        return int(self.attention.shape[0])
+
+    @property
+    def updates(self) -> bool:
+        return self.attention_change is not None
+
+    def pooled(self, values: Array) -> Array:
+        """Values of tokens [..., N] as means of cells [..., C]."""
+        parts = np.array_split(values, [first - self.cells.first for first, _ in self.cells.bounds[1:]], axis=-1)
+        return np.stack([part.mean(-1) for part in parts], axis=-1)
+
+    def past_only(self, values: Array) -> Array:
+        """Maps [..., C, C] with NaN where no query can see."""
+        return np.where(self.cells.future(), np.float32(np.nan), values)
+
+    def true_distances(self) -> Array:
+        """[S, S], NaN above the diagonal."""
+        place = np.array(self.samples, dtype=np.float32)
+        return np.where(place[:, None] >= place, place[:, None] - place, np.nan).astype(np.float32)
+
+    def notes(self) -> list[str]:
+        """What a reader must know of how the text was cut and thinned out."""
+        shown, cells = self.cells, len(self.cells.bounds)
+        told = []
+        if shown.count < self.num_tokens:
+            last = shown.first + shown.count - 1
+            told.append(f"Shown are tokens {shown.first} to {last} of the {self.num_tokens} that the model read.")
+        if shown.block > 1:
+            told.append(
+                f"Down-sampled: {shown.count} tokens as {cells} x {cells} cells of {shown.block} tokens. An attention "
+                f"cell holds what a query of its row gives to all keys of its column, on average; a product is the "
+                f"mean over the cell, so finer patterns may cancel. Show fewer tokens to see them all."
+            )
+        if self.distances is not None and len(self.samples) < shown.count:
+            told.append(f"Effective distances are of {len(self.samples)} evenly spaced tokens, not averaged.")
+        return told
+
+
+class Collector:
+    """Gathers the records of one run, thinned out layer by layer."""
+
+    def __init__(self, cells: Cells, num_tokens: int, samples: list[int], frequencies: Tensor | None):
+        self.cells = cells
+        self.samples = torch.tensor(samples)
+        self.frequencies = frequencies
+        self.shown = slice(cells.first, cells.first + cells.count)
+        self.sums = cells.membership(num_tokens)
+        self.means = self.sums / self.sums.sum(1, keepdim=True)
+        self.reach = num_tokens
+        self.start: Tensor | None = None
+        self.found: dict[str, list[Array | None]] = {}
+
+    def visit(self, index: int, record: LayerRecord) -> None:
+        """Take what one layer did."""
+        self.keep("attention", self.pool_attention(record.attention))
+        if record.state is not None:
+            state = record.state.cpu()
+            products = state_products(state).float()
+            if self.start is None:
+                self.start = state
+                self.unit = products.diagonal().mean()
+            self.keep("products", self.means @ (products / self.unit) @ self.means.mT)
+            if self.frequencies is not None:
+                self.visit_field(state, self.start)
+        self.visit_mixing(record.mixing)
+
+    def visit_field(self, field: Tensor, start: Tensor) -> None:
+        self.keep("norms", phasor_norms(field)[:, self.shown])
+        self.keep("displacement", phase_displacement(field, start)[:, self.shown])
+        z = as_complex(field[:, self.samples].float())
+        heads, count = z.shape[:2]
+        query, key = torch.tril_indices(count, count)
+        distances, likeness = (torch.full((heads, count, count), math.nan) for _ in range(2))
+        assert self.frequencies is not None
+        for head in range(heads):
+            found = effective_distances(z[head, query], z[head, key], self.frequencies, self.reach)
+            distances[head, query, key], likeness[head, query, key] = (part.float() for part in found)
+        self.keep("distances", distances)
+        self.keep("likeness", likeness)
+
+    def visit_mixing(self, mixing: Tensor | None) -> None:
+        if mixing is None:
+            for name in ("mixing_strength", "mixing_own", "mixing_mean"):
+                self.found.setdefault(name, []).append(None)
+            return
+        mixing = mixing.cpu()
+        mean = mixing.mean(0)
+        strength = mixing.abs().square().sum((1, 2)).sqrt()
+        own = (mixing - mean).abs().square().sum((1, 2)).sqrt()
+        self.keep("mixing_strength", strength[self.shown])
+        common = mean.abs().square().sum().sqrt()
+        self.keep("mixing_own", (own / (own + common).clamp(min=1e-30))[self.shown])
+        self.keep("mixing_mean", mean.abs() if mean.is_complex() else mean)
+
+    def pool_attention(self, attention: Tensor) -> Tensor:
+        """[H, N, N] -> [H, C, C]: mean over the queries of a cell, sum over its keys."""
+        return self.means @ attention.float().cpu() @ self.sums.mT
+
+    def keep(self, name: str, value: Tensor) -> None:
+        self.found.setdefault(name, []).append(value.float().numpy().copy())
+
+    def stacked(self, name: str) -> Array | None:
+        """All layers of one kind; NaN for layers that lack it, None when all do."""
+        parts = self.found.get(name, [])
+        known = next((part for part in parts if part is not None), None)
+        if known is None:
+            return None
+        return np.stack([np.full_like(known, np.nan) if part is None else part for part in parts])
+
+
+def look_inside(
+    model: Any,
+    input_ids: Tensor,
+    labels: Sequence[str] | None = None,
+    *,
+    show: tuple[int, int] | None = None,
+    max_cells: int = 128,
+) -> Inspection:
+    """Run a text [1, N] through an Equitape model, with the state updated and with it left alone, and gather the views.
+
+    labels: the texts of the tokens, their numbers when left out. show: (first, end) of the tokens to look at; the model
+    reads all of them. max_cells: more tokens than this are pooled into cells.
+    """
+    decoder = decoder_of(model)
+    if input_ids.dim() != 2 or input_ids.shape[0] != 1 or input_ids.shape[1] < 2:
+        raise ValueError(
+            f"input_ids has shape {list(input_ids.shape)}; it must be [1, N], one text of 2 tokens or more."
+        )
+    num_tokens = input_ids.shape[1]
+    named = list(labels) if labels is not None else [str(token) for token in input_ids[0].tolist()]
+    if len(named) != num_tokens:
+        raise ValueError(f"There are {len(named)} labels for {num_tokens} tokens; give one for each.")
+    cells = choose_cells(num_tokens, show, max_cells)
+    encoding, config = decoder.encoding, decoder.config
+    frequencies = rotary_frequencies(encoding, num_tokens) if encoding.has_field else None
+    cost = 3.0 * num_tokens * config.num_hidden_layers * encoding.geometry.num_kv_heads * encoding.geometry.head_dim
+    samples = choose_samples(cells, cost)
+
+    updated = Collector(cells, num_tokens, samples, frequencies)
+    visit_layers(model, input_ids, updated.visit)
+    attention = updated.stacked("attention")
+    assert attention is not None
+    change = None
+    if updates_state(model):
+        frozen = Collector(cells, num_tokens, samples, None)
+
+        def visit_attention(index: int, record: LayerRecord) -> None:
+            frozen.keep("attention", frozen.pool_attention(record.attention))
+
+        with frozen_state(model):
+            visit_layers(model, input_ids, visit_attention)
+        plain = frozen.stacked("attention")
+        assert plain is not None
+        change = attention - plain
+    assert isinstance(config.encoding, dict)
+    return Inspection(
+        encoding=config.encoding,
+        num_tokens=num_tokens,
+        labels=named,
+        cells=cells,
+        attention=attention,
+        attention_change=change,
+        samples=[] if frequencies is None else samples,
+        **{
+            name: updated.stacked(name)
+            for name in (
+                "products", "norms", "displacement", "distances", "likeness",
+                "mixing_strength", "mixing_own", "mixing_mean",
+            )
+        },
+    )  # fmt: skip
+
+
+def choose_cells(num_tokens: int, show: tuple[int, int] | None, max_cells: int) -> Cells:
+    """Blocks of as few tokens as keep within max_cells."""
+    if max_cells < 2:
+        raise ValueError(f"max_cells is {max_cells}; it must be 2 or more.")
+    first, end = show if show is not None else (0, num_tokens)
+    if not 0 <= first < end - 1 < num_tokens:
+        raise ValueError(
+            f"Tokens {first} to {end} were asked for; the text has {num_tokens} tokens, and two or more must be shown."
+        )
+    return Cells(first=first, count=end - first, block=math.ceil((end - first) / max_cells))
+
+
+def choose_samples(cells: Cells, cost_of_pair: float) -> list[int]:
+    """Evenly spaced tokens, as many as the budget of DISTANCE_OPERATIONS allows for."""
+    # S^2 / 2 pairs, a multiplication and an addition each
+    affordable = int(math.sqrt(DISTANCE_OPERATIONS / cost_of_pair))
+    count = min(cells.count, MOST_SAMPLES, max(FEWEST_SAMPLES, affordable))
+    return [cells.first + round(index * (cells.count - 1) / (count - 1)) for index in range(count)]

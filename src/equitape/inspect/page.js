@@ -1,0 +1,285 @@
+"use strict";
+// The page's script: reads the packed data, draws maps, strips and lines, follows the sliders and the pointer.
+
+const data = JSON.parse(document.getElementById("data").textContent);
+const MISSING = 255, LEVELS = 254;
+const layerSlider = document.getElementById("layer"), headSlider = document.getElementById("head");
+const tip = document.getElementById("tip");
+
+function bytesOf(text) {
+  return Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+}
+
+async function unpack(text) {
+  const stream = new Blob([bytesOf(text)]).stream().pipeThrough(new DecompressionStream("deflate"));
+  return new Uint8Array(await new Response(stream).arrayBuffer());
+}
+
+const colours = Object.fromEntries(Object.entries(data.colours).map(([name, text]) => [name, bytesOf(text)]));
+
+function valueOf(scale, level) {
+  if (level === MISSING) return NaN;
+  const share = level / LEVELS;
+  if (scale.kind === "linear") return scale.low + share * (scale.high - scale.low);
+  if (scale.kind === "root") return share * share * scale.high;
+  const side = 2 * share - 1;
+  return Math.sign(side) * side * side * scale.high;
+}
+
+function show(value) {
+  if (Number.isNaN(value)) return "no value";
+  if (value !== 0 && Math.abs(value) < 1e-3) return value.toExponential(2);
+  return String(Number(value.toPrecision(3)));
+}
+
+function quoted(first, last) {
+  const words = data.labels.slice(first, last + 1).join("");
+  const shown = words.length > 40 ? words.slice(0, 40) + "…" : words;
+  return (first === last ? `${first}` : `${first}–${last}`) + ` “${shown}”`;
+}
+
+// a kv head serves several query heads; slice 0 is the mean where there are several
+function sliceOf(entry) {
+  const head = Number(headSlider.value);
+  if (entry.slices === 1 || head === 0) return 0;
+  if (entry.by === "group") return 1 + Math.floor(((head - 1) * data.groups) / data.heads);
+  return head;
+}
+
+function paint(canvas, levels, columns, rows, table) {
+  const image = new ImageData(columns, rows);
+  for (let index = 0; index < columns * rows; index++) {
+    const level = levels[index];
+    if (level === MISSING) continue;
+    image.data.set(table.subarray(3 * level, 3 * level + 3), 4 * index);
+    image.data[4 * index + 3] = 255;
+  }
+  canvas.width = columns;
+  canvas.height = rows;
+  canvas.getContext("2d").putImageData(image, 0, 0);
+}
+
+function colourBar(entry, parent) {
+  const bar = document.createElement("div");
+  bar.className = "bar";
+  const ramp = document.createElement("canvas");
+  paint(ramp, Uint8Array.from({ length: LEVELS + 1 }, (_, index) => index), LEVELS + 1, 1, colours[entry.colours]);
+  const ends = [0, LEVELS / 2, LEVELS].map((level) => {
+    const end = document.createElement("span");
+    end.textContent = show(valueOf(entry.scale, level));
+    return end;
+  });
+  const labels = document.createElement("div");
+  labels.append(...ends);
+  bar.append(ramp, labels);
+  parent.append(bar);
+}
+
+function frame(entry, parent) {
+  const figure = document.createElement("figure");
+  const heading = document.createElement("h3");
+  heading.textContent = entry.title;
+  const box = document.createElement("div");
+  box.className = "box";
+  const canvas = document.createElement("canvas");
+  canvas.id = "map-" + entry.name;
+  canvas.setAttribute("role", "img");
+  canvas.setAttribute("aria-label", `${entry.title}. ${entry.caption}`);
+  const cross = document.createElement("div");
+  cross.className = "cross";
+  box.append(canvas, cross);
+  const caption = document.createElement("figcaption");
+  caption.textContent = entry.caption;
+  figure.append(heading, box);
+  colourBar(entry, figure);
+  figure.append(caption);
+  parent.append(figure);
+  return { entry, canvas, cross };
+}
+
+function placeTip(event, lines) {
+  tip.replaceChildren(...lines.map((line) => Object.assign(document.createElement("div"), { textContent: line })));
+  tip.hidden = false;
+  const gap = 14, width = tip.offsetWidth, height = tip.offsetHeight;
+  const left = event.clientX + gap + width > innerWidth ? event.clientX - gap - width : event.clientX + gap;
+  const top = event.clientY + gap + height > innerHeight ? event.clientY - gap - height : event.clientY + gap;
+  tip.style.left = `${Math.max(0, left)}px`;
+  tip.style.top = `${Math.max(0, top)}px`;
+}
+
+function follow(view, columns, rows, tell, pick) {
+  const cellOf = (event) => {
+    const bounds = view.canvas.getBoundingClientRect();
+    const column = Math.floor(((event.clientX - bounds.left) / bounds.width) * columns());
+    const row = Math.floor(((event.clientY - bounds.top) / bounds.height) * rows());
+    return [Math.min(Math.max(row, 0), rows() - 1), Math.min(Math.max(column, 0), columns() - 1)];
+  };
+  view.canvas.addEventListener("pointermove", (event) => {
+    const [row, column] = cellOf(event);
+    placeTip(event, tell(row, column));
+    Object.assign(view.cross.style, {
+      display: "block",
+      left: `${(100 * column) / columns()}%`, width: `${100 / columns()}%`,
+      top: `${(100 * row) / rows()}%`, height: `${100 / rows()}%`,
+    });
+  });
+  view.canvas.addEventListener("pointerleave", () => {
+    tip.hidden = true;
+    view.cross.style.display = "none";
+  });
+  if (pick) view.canvas.addEventListener("click", (event) => pick(...cellOf(event)));
+}
+
+// --- maps: one layer at a time is unpacked -------------------------------------------------------------------------
+const maps = data.maps.map((entry) => {
+  const view = frame(entry, document.getElementById("maps"));
+  view.levels = new Uint8Array(entry.side * entry.side).fill(MISSING);
+  const name = (index) => {
+    if (entry.cells === "heads") return `kv head ${index + 1}`;
+    return quoted(...data[entry.cells][index]);
+  };
+  const [above, across] = entry.cells === "heads" ? ["to", "from"] : ["query", "key"];
+  follow(view, () => entry.side, () => entry.side, (row, column) => [
+    `${above} ${name(row)}`,
+    `${across} ${name(column)}`,
+    `${entry.title}: ${show(valueOf(entry.scale, view.levels[row * entry.side + column]))}`,
+  ]);
+  return view;
+});
+
+let turn = 0;
+async function drawMaps() {
+  const mine = ++turn, layer = Number(layerSlider.value) - 1;
+  for (const view of maps) {
+    const { entry } = view;
+    if (view.layer !== layer) {
+      const unpacked = await unpack(entry.data[layer]);
+      // the slider has moved on meanwhile
+      if (mine !== turn) return;
+      view.all = unpacked;
+      view.layer = layer;
+    }
+    const size = entry.side * entry.side, start = sliceOf(entry) * size;
+    view.levels = view.all.subarray(start, start + size);
+    paint(view.canvas, view.levels, entry.side, entry.side, colours[entry.colours]);
+  }
+  document.body.dataset.drawn = `${layer + 1}/${headSlider.value}`;
+}
+
+// --- strips: all layers by all tokens ------------------------------------------------------------------------------
+const strips = data.strips.map((entry) => {
+  const view = frame(entry, document.getElementById("strips"));
+  view.canvas.classList.add("strip");
+  const mark = document.createElement("div");
+  mark.className = "mark";
+  view.cross.after(mark);
+  view.mark = mark;
+  follow(
+    view, () => entry.columns, () => data.layers,
+    (row, column) => [
+      `token ${quoted(...data.cells[column])}`,
+      `layer ${row + 1}`,
+      `${entry.title}: ${view.levels ? show(valueOf(entry.scale, view.levels[row * entry.columns + column])) : ""}`,
+    ],
+    (row) => { layerSlider.value = row + 1; update(); },
+  );
+  view.ready = unpack(entry.data).then((all) => { view.all = all; });
+  return view;
+});
+
+async function drawStrips() {
+  for (const view of strips) {
+    await view.ready;
+    const { entry } = view, slice = sliceOf(entry);
+    view.levels = new Uint8Array(data.layers * entry.columns);
+    for (let layer = 0; layer < data.layers; layer++) {
+      const start = (layer * entry.slices + slice) * entry.columns;
+      view.levels.set(view.all.subarray(start, start + entry.columns), layer * entry.columns);
+    }
+    paint(view.canvas, view.levels, entry.columns, data.layers, colours[entry.colours]);
+    const height = 100 / data.layers;
+    Object.assign(view.mark.style, { top: `${height * (Number(layerSlider.value) - 1)}%`, height: `${height}%` });
+  }
+}
+
+// --- lines: one number a layer -------------------------------------------------------------------------------------
+const SVG = "http://www.w3.org/2000/svg";
+function element(name, attributes, text) {
+  const made = document.createElementNS(SVG, name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  if (text !== undefined) made.textContent = text;
+  return made;
+}
+
+const lines = data.lines.map((entry) => {
+  const width = 300, height = 130, left = 46, right = 10, top = 22, bottom = 22;
+  const known = entry.values.filter((value) => value !== null);
+  const low = Math.min(0, ...known), high = Math.max(...known, low + 1e-12);
+  const x = (index) => left + ((width - left - right) * index) / Math.max(1, data.layers - 1);
+  const y = (value) => height - bottom - ((height - top - bottom) * (value - low)) / (high - low);
+  const picture = element("svg", { viewBox: `0 0 ${width} ${height}`, role: "img" });
+  picture.append(
+    element("title", {}, `${entry.title} by layer: ${entry.values.map((v) => (v === null ? "none" : v)).join(", ")}`),
+    element("text", { x: 4, y: 13, class: "name" }, entry.title),
+    element("line", { x1: left, x2: width - right, y1: y(low), y2: y(low), class: "axis" }),
+    element("text", { x: left - 5, y: y(low) + 4, class: "tick", "text-anchor": "end" }, show(low)),
+    element("text", { x: left - 5, y: y(high) + 4, class: "tick", "text-anchor": "end" }, show(high)),
+    element("text", { x: x(0), y: height - 6, class: "tick" }, "layer 1"),
+    element("text", { x: width - right, y: height - 6, class: "tick", "text-anchor": "end" }, String(data.layers)),
+  );
+  const points = entry.values.map((value, index) => (value === null ? null : [x(index), y(value)])).filter(Boolean);
+  picture.append(element("polyline", { points: points.map((point) => point.join(",")).join(" "), class: "line" }));
+  const dot = element("circle", { r: 4, class: "dot" }), reading = element("text", { class: "reading" });
+  picture.append(dot, reading);
+  document.getElementById("lines").append(picture);
+  return { entry, dot, reading, x, y, width };
+});
+
+function drawLines() {
+  const index = Number(layerSlider.value) - 1;
+  for (const { entry, dot, reading, x, y, width } of lines) {
+    const value = entry.values[index];
+    const hidden = value === null ? "none" : "";
+    dot.style.display = reading.style.display = hidden;
+    if (value === null) continue;
+    dot.setAttribute("cx", x(index));
+    dot.setAttribute("cy", y(value));
+    const late = x(index) > width * 0.7;
+    reading.setAttribute("x", x(index) + (late ? -8 : 8));
+    reading.setAttribute("y", y(value) < 40 ? y(value) + 14 : y(value) - 7);
+    reading.setAttribute("text-anchor", late ? "end" : "start");
+    reading.textContent = show(value);
+  }
+}
+
+// --- tokens that stand out -----------------------------------------------------------------------------------------
+function drawTokens() {
+  if (!data.mixers.length) return;
+  const strongest = data.mixers[Number(layerSlider.value) - 1];
+  const told = strongest.map(([index, strength]) => `${quoted(index, index)} ${show(strength)}`);
+  document.getElementById("tokens").textContent =
+    told.length ? `Tokens that mix most in this layer: ${told.join(", ")}` : "Nothing is mixed in this layer.";
+}
+
+async function update() {
+  const head = Number(headSlider.value);
+  document.getElementById("layer-out").textContent = `${layerSlider.value} of ${data.layers}`;
+  const served = data.groups > 1 && head ? `, kv head ${1 + Math.floor(((head - 1) * data.groups) / data.heads)}` : "";
+  document.getElementById("head-out").textContent = head ? `${head} of ${data.heads}${served}` : "mean of all";
+  drawLines();
+  await drawMaps();
+  await drawStrips();
+  drawTokens();
+}
+
+layerSlider.max = data.layers;
+// an updated state shows most near the end; the last layer itself updates nothing
+layerSlider.value = Math.max(1, data.layers - 1);
+headSlider.max = data.heads > 1 ? data.heads : 0;
+layerSlider.addEventListener("input", update);
+headSlider.addEventListener("input", update);
+if (typeof DecompressionStream === "undefined") {
+  document.getElementById("trouble").textContent = "This browser cannot unpack the data (it lacks DecompressionStream); use a newer one.";
+} else {
+  update();
+}

@@ -1,0 +1,208 @@
+"""How much attention and states change when a text is moved: tokens in front of it, or ids that start elsewhere.
+
+The paper's Table 8. It gives no formula for its differences; ours are
+- attention: the mean over heads and queries of half the sum over keys of |A' - A| (0 same, 1 nothing in common);
+- state products: |P' - P| / |P| in the Frobenius norm, P_ij = sum over heads and frequencies of Re(conj z_i z_j).
+
+Shapes: N tokens, H query heads.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..encodings.tape import TapeOptions
+from ..model import EquitapeConfig, EquitapeModel
+from .capture import LayerRecord, decoder_of, frozen_state, layer_encodings, updates_state, visit_layers
+from .measures import state_products
+
+STARTS = (3, 1000, 1_000_000)
+NUM_BEGIN_TOKENS = 3
+MOST_TOKENS = 128
+"""Attention of all layers is kept for the comparison, so the text is kept short."""
+TWIN = "not equivariant"
+UNSUPPORTED_BY_TWIN = ("scaling", "init", "layers", "source", "normalize", "complex_mixing")
+"""Options of TAPE that TensorTape does not have, or not in the same form."""
+
+
+class Variant(NamedTuple):
+    """A model under a name; `context` puts it into the state in which it is measured."""
+
+    name: str
+    model: Any
+    context: AbstractContextManager[None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """How much one model changed under one disturbance, layer by layer."""
+
+    model: str
+    disturbance: str
+    attention: list[float]
+    products: list[float] | None
+    """None for encodings without a state for every token."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stability:
+    """The table, and what a reader must know of it."""
+
+    changes: list[Change]
+    num_tokens: int
+    notes: list[str]
+
+    def shown_layers(self) -> list[int]:
+        """Layers 1, 2, 4, 8, ... and the last, counted from 1 as the paper does."""
+        last = len(self.changes[0].attention)
+        return sorted({2**power for power in range(last.bit_length()) if 2**power <= last} | {last})
+
+
+def measure_stability(
+    model: Any, input_ids: Tensor, begin_token: int, also: dict[str, Any] | None = None, starts: Sequence[int] = STARTS
+) -> Stability:
+    """Disturb a text [1, N] for a model, for the same weights with the state left alone, and for an ablation.
+
+    The ablation is a TensorTape whose mixing tells the two components of its tensors apart, made from TAPE's weights;
+    it is not trained. also: further models by name, such as an ablation that was trained.
+    """
+    text = input_ids[:, :MOST_TOKENS]
+    variants, notes = variants_of(model)
+    variants += [Variant(name, other, nullcontext()) for name, other in (also or {}).items()]
+    if input_ids.shape[1] > MOST_TOKENS:
+        notes.insert(0, f"Measured on the first {MOST_TOKENS} of {input_ids.shape[1]} tokens.")
+    changes: list[Change] = []
+    for variant in variants:
+        with variant.context:
+            changes += disturb(variant, text, begin_token, starts, notes)
+    return Stability(changes=changes, num_tokens=text.shape[1], notes=notes)
+
+
+def variants_of(model: Any) -> tuple[list[Variant], list[str]]:
+    """A model, the same with its state left alone, and the ablation where one can be made."""
+    decoder = decoder_of(model)
+    kind = decoder.encoding.kind
+    own_name = kind if decoder.encoding.shift_invariant else f"{kind}, not shift invariant"
+    variants, notes = [Variant(own_name, model, nullcontext())], []
+    if not updates_state(model):
+        return variants, [
+            f"{kind!r} does not update a state, so there is nothing to compare it with on its own weights."
+        ]
+    variants.insert(
+        0, Variant("rope" if starts_as_rope(decoder) else f"{kind}, not updated", model, frozen_state(model))
+    )
+    try:
+        variants.append(Variant(TWIN, unequivariant_twin(decoder), nullcontext()))
+        notes.append(
+            f"{TWIN!r}: the same weights as a TensorTape whose mixing acts on one component of each tensor alone, as "
+            f"strong as before. It was not trained that way."
+        )
+    except ValueError as error:
+        notes.append(str(error))
+    if is_at_start(decoder):
+        notes.append("The update is zero everywhere, as at the start of training: all variants are the same model.")
+    return variants, notes
+
+
+def starts_as_rope(decoder: EquitapeModel) -> bool:
+    """Whether the state begins as RoPE's phasors."""
+    return getattr(decoder.encoding.options, "init", None) == "rope"
+
+
+def is_at_start(decoder: EquitapeModel) -> bool:
+    """Whether nothing is carried or mixed, because the weights that would are zero."""
+    outputs = [
+        weight
+        for part in layer_encodings(decoder)
+        for name in ("carry", "mix_out")
+        if (weight := getattr(part, name, None)) is not None
+    ]
+    return not any(bool(weight.any()) for weight in outputs)
+
+
+def unequivariant_twin(decoder: EquitapeModel) -> EquitapeModel:
+    """A decoder with the weights of a TAPE one, mixing over heads and components as the paper's ablation does.
+
+    T (x) I_2, which treats both components alike, becomes T (x) diag(sqrt 2, 0), of the same norm. All other weights
+    are shared, not copied.
+    """
+    options = decoder.encoding.options
+    if not isinstance(options, TapeOptions):
+        raise ValueError(
+            f"There is no ablation of {decoder.encoding.kind!r} that is not equivariant; give one yourself."
+        )
+    defaults = TapeOptions()
+    changed = [name for name in UNSUPPORTED_BY_TWIN if getattr(options, name) != getattr(defaults, name)]
+    if changed:
+        raise ValueError(
+            f"No ablation that is not equivariant: TensorTape has no {' and '.join(changed)} as this model uses them."
+        )
+    encoding = {
+        "kind": "tensor_tape",
+        "mix_over": "heads+components",
+        "theta": options.theta,
+        "attention_update": options.attention_update,
+        "mlp_update": options.mlp_update,
+        "mixer_size": options.mixer_size or 4 * decoder.encoding.geometry.num_kv_heads,
+    }
+    config = EquitapeConfig.from_dict({**decoder.config.to_dict(), "encoding": encoding})
+    with torch.device("meta"):
+        twin = EquitapeModel(config)
+    weights = dict(decoder.state_dict())
+    first = torch.tensor([2**0.25, 0.0], device=decoder.device, dtype=decoder.dtype)
+    for name, weight in weights.items():
+        if name.endswith(".mix_in"):
+            # [I, G] -> [I, G * 2], components inside heads
+            weights[name] = (weight[..., None] * first).flatten(1)
+        if name.endswith(".mix_out"):
+            weights[name] = (weight[:, None] * first[:, None]).flatten(0, 1)
+    twin.load_state_dict(weights, assign=True)
+    return twin.eval()
+
+
+def disturb(
+    variant: Variant, text: Tensor, begin_token: int, starts: Sequence[int], notes: list[str]
+) -> Iterator[Change]:
+    """One Change for tokens in front, and one for every other start of the ids."""
+    num_tokens = text.shape[1]
+    original = run(variant.model, text)
+    front = torch.full((1, NUM_BEGIN_TOKENS), begin_token)
+    with_front = torch.cat((front.to(text), text), dim=1)
+    yield compare(variant, f"{NUM_BEGIN_TOKENS} [BOS] in front", original, run(variant.model, with_front))
+    for start in starts:
+        ids = torch.arange(start, start + num_tokens)[None]
+        try:
+            moved = run(variant.model, text, ids)
+        except ValueError as error:
+            notes.append(f"{variant.name}, ids from {start:,}: {error}")
+            continue
+        yield compare(variant, f"ids from {start:,}", original, moved)
+
+
+def run(model: Any, text: Tensor, ids: Tensor | None = None) -> list[tuple[Tensor, Tensor | None]]:
+    """Attention [H, N, N] and state products [N, N] of every layer."""
+    found: list[tuple[Tensor, Tensor | None]] = []
+
+    def visit(index: int, record: LayerRecord) -> None:
+        found.append((record.attention, None if record.state is None else state_products(record.state.double())))
+
+    visit_layers(model, text, visit, None if ids is None else ids.to(decoder_of(model).device))
+    return found
+
+
+def compare(variant: Variant, disturbance: str, original: list, moved: list) -> Change:
+    """Differences over the tokens of the text, which are the last ones."""
+    attention, products = [], []
+    for (weights, product), (other_weights, other_product) in zip(original, moved, strict=True):
+        count = weights.shape[-1]
+        difference = other_weights[:, -count:, -count:].double() - weights.double()
+        attention.append(float(difference.abs().sum(-1).mean() / 2))
+        if product is not None:
+            products.append(float((other_product[-count:, -count:] - product).norm() / product.norm()))
+    return Change(
+        model=variant.name, disturbance=disturbance, attention=attention, products=products if products else None
+    )
