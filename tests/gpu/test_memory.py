@@ -31,7 +31,8 @@ def kept_bytes(model, tokens):
 
 @pytest.fixture
 def trained():
-    sizes = {"num_hidden_layers": 4, "hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
+    # of a width that cuDNN takes, and as many key-value heads as heads, since a plain product repeats them
+    sizes = {"num_hidden_layers": 4, "hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 4}
     model = build("tape", attn_implementation="sdpa", dtype=torch.bfloat16, **sizes).cuda().train()
     return model, draw_tokens(2, 64).cuda()
 
@@ -40,7 +41,9 @@ def test_queries_and_keys_are_kept_once(trained, monkeypatch):
     """Turned queries and keys are all that attention and its rotation keep of them."""
     model, tokens = trained
     lean = kept_bytes(model, tokens)
-    monkeypatch.setattr("equitape.encodings.tape.turn", multiply)
+    monkeypatch.setattr(
+        "equitape.encodings.tape.turn", lambda query, key, field: (multiply(query, field), multiply(key, field))
+    )
     heads = model.config.num_attention_heads + model.config.num_key_value_heads
     # the field of the first block needs no gradient
     blocks = model.config.num_hidden_layers - 1

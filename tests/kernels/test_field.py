@@ -1,53 +1,19 @@
 """The fused field update against the plain one: outputs and all gradients, by the twice-rule against float64."""
 
-import importlib.util
-import os
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
+from devices import DEVICES, needs_triton, on_cuda, on_interpreter
 from torch import Tensor
 
-HAS_TRITON = importlib.util.find_spec("triton") is not None
-HAS_CUDA = torch.cuda.is_available()
-if HAS_TRITON and not HAS_CUDA and "triton" not in sys.modules:
-    # Triton reads this when it is imported, and not again
-    os.environ.setdefault("TRITON_INTERPRET", "1")
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+from equitape.kernels import reference, update_field
+from equitape.kernels.operator import fused_update
 
-from equitape.kernels import reference, update_field  # noqa: E402
-from equitape.kernels.operator import fused_update  # noqa: E402
-
-pytestmark = pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed")
-
-on_interpreter = pytest.mark.skipif(
-    not INTERPRETED, reason="Triton was imported without TRITON_INTERPRET=1, so it cannot run on CPU"
-)
-on_cuda = pytest.mark.skipif(
-    INTERPRETED or not HAS_CUDA, reason="there is no CUDA device, or TRITON_INTERPRET=1 is set"
-)
-DEVICES = [
-    pytest.param("cpu", marks=on_interpreter),
-    pytest.param("cuda", marks=[pytest.mark.gpu, on_cuda]),
-]
+pytestmark = needs_triton
 NAMES = ("field", "carried", "gate", "carry", "mix_in", "mix_out")
 # what rounding of float32 alone explains, relative to the norm
 SLACK = {torch.float32: 1e-6, torch.bfloat16: 1e-4, torch.float16: 1e-5}
-
-
-@pytest.fixture(autouse=True)
-def poisoned() -> Iterator[None]:
-    """torch.empty gives NaN, so that an element no kernel wrote is seen."""
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    assert torch.zeros(2).new_empty(3).isnan().all()
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
-@pytest.fixture(autouse=True)
-def forced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EQUITAPE_KERNELS", "triton")
 
 
 def make_inputs(

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..kernels import turn_gradients
+
 
 def phasors(ids: Tensor, frequencies: Tensor, dtype: torch.dtype) -> Tensor:
     """exp(i theta_m p) as [cos | sin]. ids [B, N], frequencies [M] or [B, N, M] -> [B, 1, N, D] in `dtype`."""
@@ -45,39 +47,25 @@ def multiply(x: Tensor, phasor: Tensor) -> Tensor:
     return torch.cat((x_real * real - x_imaginary * imaginary, x_real * imaginary + x_imaginary * real), dim=-1)
 
 
-def turn(x: Tensor, field: Tensor) -> Tensor:
-    """`multiply` by a field that is trained, keeping less for the backward pass: attention keeps the result anyway, and
-    the result divided by the field is x again.
+def turn(query: Tensor, key: Tensor, field: Tensor) -> tuple[Tensor, Tensor]:
+    """Queries [B, H, N, D] and keys [B, G, N, D] times the field [B or 1, G, N, D] of their head.
+
+    Through a field that is trained, less is kept for the backward pass than `multiply` keeps: attention keeps turned
+    queries and keys anyway, and these divided by the field are what they were before.
     """
-    return _Turn.apply(x, field) if torch.is_grad_enabled() and field.requires_grad else multiply(x, field)
+    if not (torch.is_grad_enabled() and field.requires_grad):
+        return multiply(query, field), multiply(key, field)
+    # autograd sums the gradient of a field shared by the batch
+    return _Turn.apply(query, key, field.expand(query.shape[0], -1, -1, -1))
 
 
 class _Turn(torch.autograd.Function):
-    """y = z x, with dx = conj(z) dy and dz = conj(x) dy = conj(y / z) dy, the latter summed over heads that share z."""
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, field: Tensor) -> tuple[Tensor, Tensor]:
+        query, key = multiply(query, field), multiply(key, field)
+        ctx.save_for_backward(query, key, field)
+        return query, key
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, field: Tensor) -> Tensor:
-        turned = multiply(x, field)
-        ctx.save_for_backward(turned, field)
-        return turned
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        turned, field = ctx.saved_tensors
-        wide = torch.promote_types(field.dtype, torch.float32)
-        steep, conjugate = gradient.to(wide), _conjugate(field.to(wide))
-        x_gradient = multiply(steep, conjugate)
-        # sums over the heads of a group by themselves: dz = dy conj(y) / conj(z)
-        product = multiply(steep, _conjugate(turned.to(wide)))
-        groups = field.shape[1]
-        summed = product.unflatten(1, (groups, -1)).sum(2)
-        square = field.to(wide).unflatten(-1, (2, -1)).square().sum(-2).repeat(1, 1, 1, 2)
-        quotient = multiply(summed, field.to(wide)) / square
-        # where the field is zero, nothing of x is left to divide by it
-        field_gradient = torch.where(square > 0, quotient, 0).sum_to_size(field.shape)
-        return x_gradient.to(gradient.dtype), field_gradient.to(field.dtype)
-
-
-def _conjugate(field: Tensor) -> Tensor:
-    real, imaginary = field.chunk(2, dim=-1)
-    return torch.cat((real, -imaginary), dim=-1)
+    def backward(ctx: Any, query_slope: Tensor, key_slope: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return turn_gradients(query_slope, key_slope, *ctx.saved_tensors)

@@ -155,7 +155,7 @@ class TapeLayer(LayerEncoding):
 
     def rotate(self, query: Tensor, key: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
         assert state is not None
-        return turn(query, state), turn(key, state)
+        return turn(query, key, state)
 
     def values(self, state: Tensor | None) -> Tensor | None:
         return state if self.carries else None

@@ -1,4 +1,4 @@
-"""The one heavy operation of our own, the update of TAPE's field: defined in plain PyTorch, fused in Triton.
+"""TAPE's own operations, the update of its field and the gradients of its rotations: plain in PyTorch, fused in Triton.
 
 The environment variable EQUITAPE_KERNELS chooses: "auto" (Triton for tensors on CUDA, plain PyTorch otherwise),
 "reference" (plain PyTorch everywhere) or "triton" (Triton or an error; on CPU only under Triton's interpreter).
@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from . import reference
-from .operator import fused_update
+from .operator import fused_turn_gradients, fused_update
 
-__all__ = ["update_field"]
+__all__ = ["turn_gradients", "update_field"]
 
 CHOICES = ("auto", "reference", "triton")
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -52,10 +52,7 @@ def update_field(
         return reference.update_field(field, None, None, None, None, None, normalize)
     obstacle = _obstacle(field, carried, gate, carry, mix_in, mix_out)
     if obstacle is not None:
-        if choice == "triton":
-            raise ValueError(
-                f"EQUITAPE_KERNELS=triton, but {obstacle}; EQUITAPE_KERNELS=auto takes plain PyTorch there."
-            )
+        _refuse_if_demanded(choice, obstacle)
         return reference.update_field(field, carried, gate, carry, mix_in, mix_out, normalize)
     if torch.is_autocast_enabled(field.device.type):
         # as the plain version under autocast: products in autocast's dtype, the field in its own
@@ -66,6 +63,28 @@ def update_field(
     # autograd sums the gradient of a field shared by the batch
     field = field.expand(batch, -1, -1, -1)
     return fused_update(field, carried, gate, carry, mix_in, mix_out, normalize)
+
+
+def turn_gradients(
+    query_slope: Tensor, key_slope: Tensor, query: Tensor, key: Tensor, field: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of queries, keys and field from the slopes of the turned queries and keys and these themselves.
+
+    Queries [B, H, N, D], keys and field [B, G, N, D].
+    """
+    choice = _choice()
+    if choice == "reference" or (choice == "auto" and not field.is_cuda):
+        return reference.turn_gradients(query_slope, key_slope, query, key, field)
+    obstacle = _general_obstacle(query, key, field)
+    if obstacle is None:
+        return fused_turn_gradients(query_slope, key_slope, query, key, field)
+    _refuse_if_demanded(choice, obstacle)
+    return reference.turn_gradients(query_slope, key_slope, query, key, field)
+
+
+def _refuse_if_demanded(choice: str, obstacle: str) -> None:
+    if choice == "triton":
+        raise ValueError(f"EQUITAPE_KERNELS=triton, but {obstacle}; EQUITAPE_KERNELS=auto takes plain PyTorch there.")
 
 
 @torch.compiler.assume_constant_result
@@ -81,17 +100,27 @@ def _interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def _obstacle(field: Tensor, carried: Tensor | None, gate: Tensor | None, *weights: Tensor | None) -> str | None:
-    """Why the fused kernels cannot take these tensors, or None if they can."""
+def _general_obstacle(*tensors: Tensor) -> str | None:
+    """Why no kernel of ours can take these tensors, the last of them a field, or None if they can."""
+    field = tensors[-1]
     if not _HAS_TRITON:
         return "Triton is not installed"
     if not (field.is_cuda or _interpreted()):
         return f"the field is on {field.device.type}, where Triton needs its interpreter (TRITON_INTERPRET=1)"
-    given = [tensor for tensor in (field, carried, gate, *weights) if tensor is not None]
-    dtypes = {tensor.dtype for tensor in given}
-    if not dtypes.issubset(DTYPES):
+    if not {tensor.dtype for tensor in tensors}.issubset(DTYPES):
         return "a tensor is not bfloat16, float16 or float32"
-    if len(dtypes) > 1 and not torch.is_autocast_enabled(field.device.type):
+    if not HEAD_DIMS[0] <= field.shape[3] <= HEAD_DIMS[1]:
+        return f"the head dimension {field.shape[3]} is not from {HEAD_DIMS[0]} to {HEAD_DIMS[1]}"
+    return None
+
+
+def _obstacle(field: Tensor, carried: Tensor | None, gate: Tensor | None, *weights: Tensor | None) -> str | None:
+    """Why the fused update cannot take these tensors, or None if it can."""
+    given = [tensor for tensor in (carried, gate, *weights, field) if tensor is not None]
+    general = _general_obstacle(*given)
+    if general is not None:
+        return general
+    if len({tensor.dtype for tensor in given}) > 1 and not torch.is_autocast_enabled(field.device.type):
         return "the tensors differ in dtype outside autocast"
     axes = {weight.dim() for weight in weights if weight is not None}
     if len(axes) > 1:
@@ -105,6 +134,4 @@ def _obstacle(field: Tensor, carried: Tensor | None, gate: Tensor | None, *weigh
     for count, limit, name in counts:
         if parts * count > limit:
             return f"there are {count} {name}, more than {limit // parts}"
-    if not HEAD_DIMS[0] <= field.shape[3] <= HEAD_DIMS[1]:
-        return f"the head dimension {field.shape[3]} is not from {HEAD_DIMS[0]} to {HEAD_DIMS[1]}"
     return None

@@ -1,4 +1,4 @@
-"""The fused field update as an operator that torch.compile, checkpointing and export can see through.
+"""The fused kernels as operators that torch.compile, checkpointing and export can see through.
 
 Registering it needs no Triton; running it does. Shapes as in reference.py.
 """
@@ -129,3 +129,31 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
 
 
 fused_update.register_autograd(_backward, setup_context=_save_inputs)
+
+
+@torch.library.custom_op("equitape::turn_gradients", mutates_args=())
+def fused_turn_gradients(
+    query_slope: Tensor, key_slope: Tensor, query: Tensor, key: Tensor, field: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """reference.turn_gradients by Triton, for a field with its whole batch."""
+    from .triton_turn import turn_gradients
+
+    gradients = _empty_turn_gradients(query, key, field)
+    with _on_device(field):
+        turn_gradients(gradients, query_slope, key_slope, query, key, field)
+    return gradients
+
+
+@fused_turn_gradients.register_fake
+def _(
+    query_slope: Tensor, key_slope: Tensor, query: Tensor, key: Tensor, field: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _empty_turn_gradients(query, key, field)
+
+
+def _empty_turn_gradients(query: Tensor, key: Tensor, field: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    # heads of a token side by side, as the projections want the gradients of their outputs
+    def by_token(heads: Tensor) -> Tensor:
+        return torch.empty_like(heads.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
+
+    return by_token(query), by_token(key), field.new_empty(field.shape)

@@ -1,4 +1,4 @@
-"""The update of TAPE's field in plain PyTorch: the definition that faster kernels are tested against.
+"""TAPE's own operations in plain PyTorch: the definitions that faster kernels are tested against.
 
 Shapes: B batch, N tokens, H query heads, G key-value heads, D head dimension, I mixer size. Fields are complex numbers
 held half-split, real parts first. Complex weights carry a leading axis of two: real part, imaginary part.
@@ -34,6 +34,41 @@ def update_field(
         square = 2 * wide.square().mean(-1, keepdim=True)
         field = field * torch.rsqrt(square + EPSILON).to(field.dtype)
     return field
+
+
+def turn_gradients(
+    query_slope: Tensor, key_slope: Tensor, query: Tensor, key: Tensor, field: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of queries x, keys x and field z through y = z x, from the slopes dy and the turned y themselves.
+
+    dx = conj(z) dy; dz = conj(x) dy = z / |z|^2 conj(y) dy, summed over all heads that share z. Queries [B, H, N, D],
+    keys and field [B, G, N, D].
+    """
+    wide = torch.promote_types(field.dtype, torch.float32)
+    groups = field.shape[1]
+    z = field.to(wide)[:, :, None]
+    total = torch.zeros_like(field, dtype=wide)
+    gradients = []
+    for slope, turned in ((query_slope, query), (key_slope, key)):
+        # heads as [groups, heads of a group]
+        g, y = (each.to(wide).unflatten(1, (groups, -1)) for each in (slope, turned))
+        gradients.append(_complex_product(_conjugate(z), g).flatten(1, 2).to(turned.dtype))
+        total = total + _complex_product(_conjugate(y), g).sum(2)
+    real, imaginary = field.to(wide).chunk(2, dim=-1)
+    square = (real.square() + imaginary.square()).repeat(1, 1, 1, 2)
+    # where the field is zero, nothing of x is left in y
+    of_field = torch.where(square > 0, _complex_product(field.to(wide), total) / square, 0)
+    return gradients[0], gradients[1], of_field.to(field.dtype)
+
+
+def _complex_product(left: Tensor, right: Tensor) -> Tensor:
+    (a, b), (c, d) = left.chunk(2, dim=-1), right.chunk(2, dim=-1)
+    return torch.cat((a * c - b * d, a * d + b * c), dim=-1)
+
+
+def _conjugate(field: Tensor) -> Tensor:
+    real, imaginary = field.chunk(2, dim=-1)
+    return torch.cat((real, -imaginary), dim=-1)
 
 
 def mixing_matrices(gate: Tensor, mix_in: Tensor, mix_out: Tensor) -> Tensor:

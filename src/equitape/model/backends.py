@@ -23,6 +23,9 @@ HALF_PRECISION_KERNELS = [
     SDPBackend.MATH,
 ]
 
+# from this width on two calls train faster than one with a wider value, whose backward pass runs short of registers
+SPLIT_HEAD_DIM = 128
+
 
 def eager_attention(
     module: nn.Module,
@@ -67,15 +70,18 @@ def cuda_attention(
     if not torch.compiler.is_compiling():
         warn_of_slow_kernel(query, key, value, mask, dropout, causal, half and ratio > 1)
 
-    def attend() -> Tensor:
+    def attend(columns: Tensor) -> Tensor:
         return nn.functional.scaled_dot_product_attention(
-            query, key, value, mask, dropout, causal, scale=scaling, enable_gqa=half and ratio > 1
-        )
+            query, key, columns, mask, dropout, causal, scale=scaling, enable_gqa=half and ratio > 1
+        ).transpose(1, 2)
 
     if not half:
-        return attend().transpose(1, 2)
+        return attend(value)
     with sdpa_kernel(HALF_PRECISION_KERNELS, set_priority=True):
-        return attend().transpose(1, 2)
+        head_dim = key.shape[-1]
+        if value.shape[-1] > head_dim >= SPLIT_HEAD_DIM and value.requires_grad and not dropout:
+            return torch.cat((attend(value[..., :head_dim]), attend(value[..., head_dim:])), dim=-1)
+        return attend(value)
 
 
 _checked: set[tuple[object, ...]] = set()

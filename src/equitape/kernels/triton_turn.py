@@ -1,0 +1,123 @@
+"""The backward pass of turning queries and keys by a field, in one pass over memory.
+
+Shapes: T tokens of a tile, M frequencies (padded to a power of two), B batch, H query heads, G key-value heads.
+"""
+
+# mypy: allow-untyped-defs, no-check-untyped-defs
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .triton_field import rounded, strides
+
+TILE = 2048
+"""Complex numbers that a program holds of each tensor."""
+
+
+@triton.jit
+def load_complex(pointer, strides, sequence, head, token, frequency, exists, M: tl.constexpr):
+    """Real and imaginary parts [T, M] in float32 of one head of a half-split field."""
+    start = pointer + sequence * strides[0] + head * strides[1]
+    at = start + token[:, None] * strides[2] + frequency[None, :] * strides[3]
+    real = tl.load(at, mask=exists, other=0.0).to(tl.float32)
+    return real, tl.load(at + M * strides[3], mask=exists, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def store_complex(
+    pointer, strides, sequence, head, token, frequency, exists, real, imaginary, M: tl.constexpr
+):  # fmt: skip
+    """The counterpart of load_complex."""
+    start = pointer + sequence * strides[0] + head * strides[1]
+    at = start + token[:, None] * strides[2] + frequency[None, :] * strides[3]
+    tl.store(at, rounded(real, pointer.dtype.element_ty), mask=exists)
+    tl.store(at + M * strides[3], rounded(imaginary, pointer.dtype.element_ty), mask=exists)
+
+
+@triton.jit
+def turn_gradient_kernel(
+    query_gradient,
+    key_gradient,
+    field_gradient,
+    query_slope,
+    key_slope,
+    query,
+    key,
+    field,
+    query_gradient_strides,
+    key_gradient_strides,
+    field_gradient_strides,
+    query_slope_strides,
+    key_slope_strides,
+    query_strides,
+    key_strides,
+    field_strides,
+    tokens,
+    RATIO: tl.constexpr,
+    M: tl.constexpr,
+    PADDED_M: tl.constexpr,
+    T: tl.constexpr,
+):
+    """dx = conj(z) dy for every head; dz = z / |z|^2 times the sum over heads of conj(y) dy, where y = z x."""
+    token = tl.program_id(0).to(tl.int64) * T + tl.arange(0, T)
+    group = tl.program_id(1)
+    sequence = tl.program_id(2).to(tl.int64)
+    frequency = tl.arange(0, PADDED_M)
+    exists = (token < tokens)[:, None] & (frequency < M)[None, :]
+
+    z_real, z_imaginary = load_complex(field, field_strides, sequence, group, token, frequency, exists, M)
+    y_real, y_imaginary = load_complex(key, key_strides, sequence, group, token, frequency, exists, M)
+    g_real, g_imaginary = load_complex(key_slope, key_slope_strides, sequence, group, token, frequency, exists, M)
+    store_complex(
+        key_gradient, key_gradient_strides, sequence, group, token, frequency, exists,
+        z_real * g_real + z_imaginary * g_imaginary, z_real * g_imaginary - z_imaginary * g_real, M,
+    )  # fmt: skip
+    sum_real = y_real * g_real + y_imaginary * g_imaginary
+    sum_imaginary = y_real * g_imaginary - y_imaginary * g_real
+    for index in tl.static_range(RATIO):
+        head = group * RATIO + index
+        y_real, y_imaginary = load_complex(query, query_strides, sequence, head, token, frequency, exists, M)
+        g_real, g_imaginary = load_complex(
+            query_slope, query_slope_strides, sequence, head, token, frequency, exists, M
+        )
+        store_complex(
+            query_gradient, query_gradient_strides, sequence, head, token, frequency, exists,
+            z_real * g_real + z_imaginary * g_imaginary, z_real * g_imaginary - z_imaginary * g_real, M,
+        )  # fmt: skip
+        sum_real += y_real * g_real + y_imaginary * g_imaginary
+        sum_imaginary += y_real * g_imaginary - y_imaginary * g_real
+
+    square = z_real * z_real + z_imaginary * z_imaginary
+    # where the field is zero, nothing of x is left in y
+    inverse = tl.where(square > 0.0, 1.0 / tl.where(square > 0.0, square, 1.0), 0.0)
+    store_complex(
+        field_gradient, field_gradient_strides, sequence, group, token, frequency, exists,
+        (sum_real * z_real - sum_imaginary * z_imaginary) * inverse,
+        (sum_real * z_imaginary + sum_imaginary * z_real) * inverse, M,
+    )  # fmt: skip
+
+
+def turn_gradients(
+    gradients: tuple[Tensor, Tensor, Tensor],
+    query_slope: Tensor,
+    key_slope: Tensor,
+    query: Tensor,
+    key: Tensor,
+    field: Tensor,
+) -> None:
+    """Write what reference.turn_gradients gives: queries [B, H, N, D], keys and field [B, G, N, D]."""
+    batch, groups, tokens, dim = field.shape
+    frequencies = dim // 2
+    padded = triton.next_power_of_2(frequencies)
+    tile = max(1, TILE // padded)
+    operands = (*gradients, query_slope, key_slope, query, key, field)
+    turn_gradient_kernel[(triton.cdiv(tokens, tile), groups, batch)](
+        *operands,
+        *(strides(operand) for operand in operands),
+        tokens,
+        RATIO=query.shape[1] // groups,
+        M=frequencies,
+        PADDED_M=padded,
+        T=tile,
+    )

@@ -1,0 +1,105 @@
+"""Gradients of rotations: the plain ones against autograd, the fused ones against the plain, by the twice-rule."""
+
+import pytest
+import torch
+from devices import DEVICES, needs_triton
+
+from equitape.encodings.phasors import multiply, turn
+from equitape.kernels import reference, turn_gradients
+from equitape.kernels.operator import fused_turn_gradients
+
+pytestmark = needs_triton
+SHAPES = {
+    # batch, heads, groups, tokens, head dimension
+    "one": (1, 1, 1, 1, 16),
+    "grouped": (2, 6, 2, 37, 16),
+    "odd frequencies": (1, 3, 3, 5, 22),
+    "wide": (1, 2, 1, 3, 256),
+    "many tokens": (1, 2, 2, 300, 32),
+}
+
+
+def draw(shape, field_scale=1.0, seed=0):
+    """Slopes, turned queries and keys, and a field, in float64 but rounded to bfloat16."""
+    batch, heads, groups, tokens, dim = shape
+    generator = torch.Generator().manual_seed(seed)
+
+    def rounded(count, scale=1.0):
+        # heads beside one another, as projections write them
+        drawn = torch.randn(batch, tokens, count, dim, generator=generator) * scale
+        return drawn.bfloat16().double().transpose(1, 2)
+
+    query, key, field = rounded(heads), rounded(groups), rounded(groups, field_scale)
+    query, key = (multiply(each, field).bfloat16().double() for each in (query, key))
+    return rounded(heads), rounded(groups), query, key, field
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_plain_gradients_are_those_of_autograd(shape):
+    query_slope, key_slope, query, key, field = draw(SHAPES[shape])
+    ratio = query.shape[1] // field.shape[1]
+    real, imaginary = field.chunk(2, dim=-1)
+    conjugate = torch.cat((real, -imaginary), dim=-1)
+    inverse = conjugate / (real.square() + imaginary.square()).repeat(1, 1, 1, 2)
+    before = [multiply(query, inverse), multiply(key, inverse), field]
+    before = [each.detach().requires_grad_() for each in before]
+    turned = multiply(before[0], before[2].repeat_interleave(ratio, dim=1)), multiply(before[1], before[2])
+    expected = torch.autograd.grad(turned, before, (query_slope, key_slope))
+    found = reference.turn_gradients(query_slope, key_slope, query, key, field)
+    for each, wanted in zip(found, expected, strict=True):
+        assert torch.allclose(each, wanted, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_fused_gradients_by_the_twice_rule(shape, dtype, device):
+    inputs = draw(SHAPES[shape], field_scale=0.5)
+    exact = reference.turn_gradients(*inputs)
+    inputs = [each.to(device, dtype) for each in inputs]
+    plain = reference.turn_gradients(*inputs)
+    for found, usual, true in zip(turn_gradients(*inputs), plain, exact, strict=True):
+        assert found.dtype == dtype
+        error, allowed = ((each.cpu().double() - true).norm() for each in (found, usual))
+        # both compute in float32 and round once; orders of summation differ
+        assert error <= 2 * allowed + 1e-6 * true.norm()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_field_of_zero_gets_no_gradient(device):
+    inputs = [each.float().to(device) for each in draw(SHAPES["grouped"])]
+    inputs[4][:, :, ::2] = 0
+    found = turn_gradients(*inputs)
+    assert all(torch.isfinite(each).all() for each in found)
+    assert not found[2][:, :, ::2].any()
+    assert found[2][:, :, 1::2].any()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_strided_operands(device):
+    """The field is half of a widened value, and attention's gradients lie as attention likes."""
+    query_slope, key_slope, query, key, field = (each.float().to(device) for each in draw(SHAPES["grouped"]))
+    expected = reference.turn_gradients(query_slope, key_slope, query, key, field)
+    widened = torch.cat((torch.randn_like(field), field), dim=-1)[..., field.shape[-1] :]
+    found = turn_gradients(query_slope.contiguous(), key_slope.contiguous(), query.contiguous(), key, widened)
+    for each, wanted in zip(found, expected, strict=True):
+        assert torch.allclose(each, wanted, rtol=1e-5, atol=1e-5)
+    assert found[0].transpose(1, 2).is_contiguous()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_operator_is_a_proper_one(device):
+    inputs = [each.float().to(device) for each in draw(SHAPES["grouped"])]
+    torch.library.opcheck(fused_turn_gradients, tuple(inputs), test_utils=("test_schema", "test_faketensor"))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_turn_trains_through_the_fused_gradients(device):
+    batch, heads, groups, tokens, dim = SHAPES["grouped"]
+    inputs = [torch.randn(batch, count, tokens, dim, device=device) for count in (heads, groups, groups)]
+    inputs = [each.requires_grad_() for each in inputs]
+    slopes = [torch.randn_like(each) for each in inputs[:2]]
+    query, key, field = inputs
+    expected = torch.autograd.grad((multiply(query, field), multiply(key, field)), inputs, slopes)
+    for found, wanted in zip(torch.autograd.grad(turn(*inputs), inputs, slopes), expected, strict=True):
+        assert torch.allclose(found, wanted, rtol=1e-4, atol=1e-4)
