@@ -3,8 +3,11 @@
 import typer
 
 from .commands.bench import bench
+from .commands.compare import compare
 from .commands.demo import demo
 from .commands.encodings import encodings
+from .commands.tasks import tasks
+from .commands.train import train
 
 app = typer.Typer(
     name="equitape",
@@ -20,5 +23,5 @@ def main() -> None:
     """Positional encodings that adapt to content (TAPE), and the encodings they are compared with."""
 
 
-for command in (encodings, demo, bench):
+for command in (encodings, tasks, demo, bench, train, compare):
     app.command()(command)

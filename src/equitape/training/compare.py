@@ -31,3 +31,151 @@ results.json, which reports are made from, is this dictionary (all of it plain J
 
 Metric names that contain "outside" are out of distribution, all others inside (see `tasks.base.Evaluation`).
 """
+
+import gc
+import traceback
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.markup import escape
+
+from ..report import write_report
+from . import run
+from .environment import describe_environment
+from .files import write_json, write_text
+from .plan import Plan, make_plan
+from .recipe import Recipe, parse_recipe, resolved, to_yaml
+from .run import describe_run, execute, finished
+
+RESULTS = "results.json"
+RUNS = "runs"
+ERROR = "error.txt"
+
+
+def compare(plan: Plan, out_dir: Path, *, jobs: int = 1, console: Console | None = None) -> dict[str, Any]:
+    """Make every run that is not made yet, continue one that was interrupted, and write results.json and the report.
+
+    A run that fails costs the others nothing; it is tried again the next time. jobs: processes that run side by side.
+    """
+    console = console or Console(quiet=True)
+    check_directory(out_dir, plan.recipe)
+    write_text(out_dir / run.RECIPE, to_yaml(plan.recipe))
+    runs = plan.runs
+    waiting = [
+        (choice.label, seed) for choice, seed in runs if finished(run_folder(out_dir, choice.label, seed)) is None
+    ]
+    if len(waiting) < len(runs):
+        console.print(f"{len(runs) - len(waiting)} of {len(runs)} runs are done already.")
+    environment = describe_environment()
+    if jobs > 1 and len(waiting) > 1:
+        run_side_by_side(plan, out_dir, waiting, min(jobs, len(waiting)), console)
+    else:
+        for number, (label, seed) in enumerate(waiting):
+            console.print(f"Run {number + 1} of {len(waiting)}: {escape(label)}, seed {seed}.")
+            tell(console, plan, attempt(plan, label, seed, out_dir, console))
+    results = collect(plan, out_dir, environment)
+    write_json(out_dir / RESULTS, results)
+    write_report(results, out_dir)
+    return results
+
+
+def check_directory(out_dir: Path, recipe: Recipe) -> None:
+    """More encodings and seeds may be added to a comparison; all else must be as it was."""
+    run.check_directory(out_dir, recipe, resume=True, varies=("encodings", "seeds"))
+
+
+def run_folder(out_dir: Path, label: str, seed: int) -> Path:
+    """Where a run lives."""
+    return out_dir / RUNS / run.folder_name(label, seed)
+
+
+def attempt(plan: Plan, label: str, seed: int, out_dir: Path, console: Console | None = None) -> dict[str, Any]:
+    """Make a run; an error becomes its result."""
+    folder = run_folder(out_dir, label, seed)
+    (folder / ERROR).unlink(missing_ok=True)
+    try:
+        entry = execute(plan, label, seed, folder, resume=True, console=console)
+        assert entry is not None
+        return entry
+    except Exception as error:
+        write_text(folder / ERROR, traceback.format_exc())
+        return describe_failure(plan, label, seed, f"{type(error).__name__}: {error}")
+    finally:
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def describe_failure(plan: Plan, label: str, seed: int, reason: str) -> dict[str, Any]:
+    """The entry of a run that failed."""
+    return describe_run(plan, label, seed) | {"status": "failed", "note": reason.splitlines()[0] if reason else "?"}
+
+
+def run_side_by_side(plan: Plan, out_dir: Path, waiting: list[tuple[str, int]], jobs: int, console: Console) -> None:
+    """Small models leave most of a GPU idle: several processes share it."""
+    console.print(f"{len(waiting)} runs, {jobs} side by side.")
+    content = resolved(plan.recipe)
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        futures: dict[Future[dict[str, Any]], tuple[str, int]] = {
+            pool.submit(attempt_anew, content, label, seed, out_dir): (label, seed) for label, seed in waiting
+        }
+        for future in as_completed(futures):
+            try:
+                tell(console, plan, future.result())
+            except BrokenProcessPool:
+                label, seed = futures[future]
+                console.print(f"{escape(label)}, seed {seed}: its process died; run the command again to continue.")
+
+
+def attempt_anew(content: dict[str, Any], label: str, seed: int, out_dir: Path) -> dict[str, Any]:
+    """As `attempt`, in a process that knows only the recipe."""
+    return attempt(make_plan(parse_recipe(content)), label, seed, out_dir)
+
+
+def tell(console: Console, plan: Plan, entry: dict[str, Any]) -> None:
+    """One line about a run that ended."""
+    name = f"{escape(entry['label'])}, seed {entry['seed']}"
+    if entry["status"] != "done":
+        console.print(f"[red]{name}: {entry['status']}.[/red] {escape(entry['note'])}")
+        return
+    value = entry["evaluation"]["metrics"].get(plan.task.headline)
+    console.print(
+        f"{name}: {plan.task.headline} {'-' if value is None else format(value, '.4g')}, "
+        f"{entry['seconds']:.0f} s of training, {entry['tokens_per_second']:,.0f} tokens/s."
+    )
+
+
+def collect(plan: Plan, out_dir: Path, environment: dict[str, Any]) -> dict[str, Any]:
+    """results.json from what the runs left."""
+    recipe, task = plan.recipe, plan.task
+    entries = []
+    for choice, seed in plan.runs:
+        folder = run_folder(out_dir, choice.label, seed)
+        entry = finished(folder)
+        if entry is None:
+            entry = describe_run(plan, choice.label, seed)
+            if (folder / ERROR).exists():
+                reason = (folder / ERROR).read_text().strip().splitlines()
+                entry = describe_failure(plan, choice.label, seed, reason[-1] if reason else "")
+        entries.append(entry)
+    return {
+        "name": recipe.name,
+        "recipe": resolved(recipe),
+        "task": {
+            "name": task.name,
+            "idea": task.idea,
+            "headline": task.headline,
+            "higher_is_better": task.higher_is_better,
+            "trained_length": task.trained_length,
+            "tested_length": task.tested_length,
+        },
+        "claims": recipe.claims,
+        "claims_source": recipe.claims_source,
+        "environment": environment,
+        "runs": entries,
+    }

@@ -5,13 +5,14 @@ Losses stay on the device until somebody reads them: a read every step would mak
 
 import json
 import math
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from .files import plain, write_text
 
 LOG = "log.jsonl"
 
@@ -79,7 +80,7 @@ class StepLog:
 
     def add_evaluation(self, step: int, metrics: dict[str, float]) -> None:
         """What an evaluation while training found; the steps before it must be flushed."""
-        self._write([{"step": step, "evaluation": metrics}])
+        self._write([{"step": step, "evaluation": plain(metrics)}])
 
     def _write(self, lines: list[dict[str, Any]]) -> None:
         if self.path is not None and lines:
@@ -103,9 +104,7 @@ def read_log(path: Path) -> list[dict[str, Any]]:
 def truncate_log(path: Path, step: int) -> None:
     """Forget everything after a step, and a line cut short."""
     kept = [line for line in read_log(path) if line["step"] <= step]
-    aside = path.with_suffix(".partial")
-    aside.write_text("".join(json.dumps(line) + "\n" for line in kept))
-    os.replace(aside, path)
+    write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
 
 
 def thin(points: list[tuple[int, float]], most: int = 400) -> list[list[float]]:

@@ -1,0 +1,64 @@
+"""equitape train."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from ..training.help import recipe_help
+
+RecipeName = Annotated[
+    str, typer.Argument(help="The name of a recipe that comes with equitape, or the path of a YAML file.")
+]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(help="key=value, as train.steps=100 or encodings=[rope,tape].", show_default=False)
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything and say what would be done.")]
+
+
+def train(
+    recipe: RecipeName,
+    overrides: Overrides = None,
+    encoding: Annotated[
+        str | None, typer.Option(help="Which of the recipe's encodings, by label; the first when left out.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Which seed; the encoding's first when left out.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Directory of the run; runs/RECIPE-ENCODING-seedN when left out.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in that directory.")] = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Train one encoding of a recipe with one seed, and score it.
+
+    Interrupted, it goes on with --resume from its last checkpoint. On several devices: torchrun -m equitape train ...
+    """
+    from ..training.plan import make_plan
+    from ..training.recipe import load_recipe
+    from ..training.run import check_directory, execute, folder_name, single_run
+    from ..training.show import show_plan, show_run
+
+    try:
+        loaded = load_recipe(recipe, overrides or [])
+        choice = loaded.choose(encoding) if encoding is not None else loaded.choices[0]
+        number = choice.seeds[0] if seed is None else seed
+        plan = make_plan(single_run(loaded, choice.label, number))
+        out = out or Path("runs") / f"{loaded.name}-{folder_name(choice.label, number)}"
+        check_directory(out, plan.recipe, resume)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    if dry_run:
+        show_plan(plan, Console())
+        return
+    entry = execute(plan, choice.label, number, out, resume=resume, console=Console(stderr=True))
+    if entry is None:
+        # another of several processes tells
+        return
+    show_run(entry, Console())
+    typer.echo(f"Weights, losses and figures are in {out}.")
+    if entry["status"] != "done":
+        raise typer.Exit(1)
+
+
+train.__doc__ = f"{train.__doc__}\n\n{recipe_help()}"

@@ -1,0 +1,31 @@
+"""Small files that are either whole or not there."""
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write aside, then rename: a kill leaves the old file or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f"{path.name}.partial")
+    aside.write_text(text)
+    os.replace(aside, path)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """As `write_text`; a number that is none becomes null, which JSON has."""
+    write_text(path, json.dumps(plain(content), indent=1) + "\n")
+
+
+def plain(content: Any) -> Any:
+    """The same content in JSON's own types."""
+    if isinstance(content, dict):
+        return {str(key): plain(value) for key, value in content.items()}
+    if isinstance(content, (list, tuple)):
+        return [plain(value) for value in content]
+    if isinstance(content, float) and not math.isfinite(content):
+        return None
+    return content

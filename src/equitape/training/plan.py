@@ -1,0 +1,98 @@
+"""What a recipe comes to: its task, the models it builds, and everything that can be refused before any work."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..encodings import build_encoding
+from ..encodings.learned import Learned
+from ..model import EquitapeConfig, EquitapeForCausalLM
+from ..tasks import Task, build_task
+from .fit import ENDLESS_STEPS, MEASURED_EXAMPLES, count_steps
+from .recipe import EncodingChoice, Recipe
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A recipe that can be run."""
+
+    recipe: Recipe
+    task: Task
+    configs: dict[str, EquitapeConfig]
+    """By label."""
+
+    @property
+    def runs(self) -> list[tuple[EncodingChoice, int]]:
+        """Every encoding with every one of its seeds, in the order of the recipe."""
+        return [(choice, seed) for choice in self.recipe.choices for seed in choice.seeds]
+
+
+def make_plan(recipe: Recipe) -> Plan:
+    """Build the task and check every encoding against it and the model; what is wrong is told in one sentence."""
+    if all(getattr(recipe.train, name) is None for name in ("steps", "tokens", "minutes")):
+        raise ValueError("train has no budget; give one of steps, tokens and minutes.")
+    options = {key: value for key, value in recipe.task.items() if key != "name"}
+    try:
+        task = build_task(recipe.task["name"], options)
+    except OSError as error:
+        raise ValueError(f"The data of task {recipe.task['name']!r} cannot be read: {error}.") from None
+    configs = {choice.label: build_config(recipe, task, choice) for choice in recipe.choices}
+    return Plan(recipe, task, configs)
+
+
+def build_config(recipe: Recipe, task: Task, choice: EncodingChoice) -> EquitapeConfig:
+    """The configuration of the model with one of the encodings."""
+    sizes = recipe.model.to_dict()
+    sizes.setdefault("max_position_embeddings", task.tested_length)
+    config = EquitapeConfig(
+        **sizes,
+        vocab_size=task.vocab_size,
+        pad_token_id=task.pad_token_id,
+        eos_token_id=task.eos_token_id,
+        bos_token_id=task.bos_token_id,
+        encoding=choice.encoding,
+    )
+    assert isinstance(config.encoding, dict)
+    with torch.device("meta"):
+        encoding = build_encoding(config.encoding, config.geometry)
+    if isinstance(encoding, Learned) and encoding.table.num_embeddings < task.tested_length:
+        raise ValueError(
+            f"Encoding {choice.label!r} has a learned table of {encoding.table.num_embeddings} positions and task "
+            f"{task.name!r} runs {task.tested_length} tokens; give it num_positions of {task.tested_length} or more, "
+            f"or shorten the task."
+        )
+    return config
+
+
+def count_parameters(config: EquitapeConfig) -> int:
+    """Weights of a model that is not built."""
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in EquitapeForCausalLM(config).parameters())
+
+
+def describe_plan(plan: Plan) -> dict[str, Any]:
+    """What running the recipe would do, in plain data."""
+    recipe, task = plan.recipe, plan.task
+    examples: Any = task.training_set(recipe.choices[0].seeds[0])
+    steps = count_steps(recipe.train, examples)
+    measured = [len(examples[index]["input_ids"]) for index in range(min(len(examples), MEASURED_EXAMPLES))]
+    tokens = round(steps * recipe.train.batch_size * sum(measured) / len(measured))
+    timed = steps == ENDLESS_STEPS
+    return {
+        "task": task.name,
+        "trained_length": task.trained_length,
+        "tested_length": task.tested_length,
+        "budget": f"{recipe.train.minutes:g} minutes" if timed else f"{steps:,} steps, about {tokens:,} tokens",
+        "batch_size": recipe.train.batch_size,
+        "evaluation": f"{recipe.evaluation.share:.0%} of the task's after training"
+        + (
+            f", {recipe.evaluation.share_while_training:.0%} every {recipe.train.eval_every:,} steps"
+            if recipe.train.eval_every
+            else ""
+        ),
+        "encodings": {
+            choice.label: {"parameters": count_parameters(plan.configs[choice.label]), "seeds": list(choice.seeds)}
+            for choice in recipe.choices
+        },
+    }

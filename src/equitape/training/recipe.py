@@ -1,0 +1,240 @@
+"""Recipes: a YAML file that says everything about a comparison, read into dataclasses; unknown keys are refused."""
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ..registry import describe_choices
+from ..settings import Settings
+from .files import plain
+from .settings import TrainSettings
+
+SHIPPED = Path(__file__).parent.parent / "recipes"
+BUDGETS = ("train.steps=", "train.tokens=", "train.minutes=")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSettings(Settings):
+    """Sizes of the decoder, under the names `EquitapeConfig` has for them."""
+
+    hidden_size: int = 256
+    """Width."""
+    intermediate_size: int = 512
+    """Width of the feed-forward part."""
+    num_hidden_layers: int = 6
+    """Blocks, counted as often as they are applied."""
+    num_attention_heads: int = 8
+    """Query heads."""
+    num_key_value_heads: int | None = None
+    """Key-value heads; as many as query heads when left out."""
+    head_dim: int | None = None
+    """Width of a head; hidden_size / num_attention_heads when left out."""
+    num_loops: int = 1
+    """How often the stack of blocks is applied."""
+    sliding_window: int | None = None
+    """How far back attention sees; everything when left out."""
+    qk_norm: bool = False
+    """Norms on queries and keys."""
+    attention_dropout: float = 0.0
+    """Dropout of attention weights while training."""
+    tie_word_embeddings: bool = False
+    """Whether input and output share one table of embeddings."""
+    initializer_range: float = 0.02
+    """Spread of the weights at the start."""
+    max_position_embeddings: int | None = None
+    """Rows of a learned table and range of random ids; the longest tested length when left out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationSettings(Settings):
+    """How much is evaluated."""
+
+    share: float = 1.0
+    """Share of the task's full evaluation that is done after training."""
+    share_while_training: float = 0.05
+    """Share that is done every `train.eval_every` steps."""
+
+    def __post_init__(self) -> None:
+        for name in ("share", "share_while_training"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ValueError(f"evaluation: {name} is {getattr(self, name)}; it must be above 0 and at most 1.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncodingChoice:
+    """One of the encodings of a recipe."""
+
+    label: str
+    encoding: dict[str, Any]
+    seeds: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe(Settings):
+    """Everything about a comparison."""
+
+    name: str = ""
+    """What reports call it; the file's name when left out."""
+    description: str = ""
+    """One or two sentences: what it is for, and where it departs from what it follows."""
+    task: dict[str, Any] = field(default_factory=dict)
+    """{name: ..., and the task's own options}; docs/tasks has a page on each."""
+    model: ModelSettings = field(default_factory=ModelSettings)
+    """Sizes of the decoder, the same for every encoding."""
+    encodings: tuple[Any, ...] = ()
+    """A list of kinds, or of {kind: ..., label: ..., seeds: [...], and the encoding's own options}."""
+    seeds: tuple[int, ...] = (0,)
+    """Seeds of weights, data and dropout; each encoding is trained once with each, unless it names its own."""
+    train: TrainSettings = field(default_factory=TrainSettings)
+    """Budget, optimizer and bookkeeping, the same for every encoding."""
+    evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
+    """How much is evaluated."""
+    claims: dict[str, Any] = field(default_factory=dict)
+    """{label: {metric: number}} that others published, shown beside ours and marked as claims."""
+    claims_source: str | None = None
+    """Who claims them."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.task.get("name"), str):
+            raise ValueError("The recipe names no task; give task.name, for example addition.")
+        if not self.encodings:
+            raise ValueError("The recipe has no encodings; give a list, for example [rope, tape].")
+        check_seeds(self.seeds, "seeds")
+        labels = [choice.label for choice in self.choices]
+        twice = sorted({label for label in labels if labels.count(label) > 1})
+        if twice:
+            raise ValueError(f"More than one encoding is called {twice[0]!r}; give each a label of its own.")
+        for label, metrics in self.claims.items():
+            if not isinstance(metrics, dict) or not all(isinstance(value, (int, float)) for value in metrics.values()):
+                raise ValueError(f"claims: {label!r} must hold metrics and their numbers; it is {metrics!r}.")
+
+    @property
+    def choices(self) -> list[EncodingChoice]:
+        """The encodings, each with its label and seeds."""
+        return [self._choice(given) for given in self.encodings]
+
+    def _choice(self, given: Any) -> EncodingChoice:
+        if isinstance(given, str):
+            given = {"kind": given}
+        if not isinstance(given, dict) or not isinstance(given.get("kind"), str):
+            raise ValueError(f"encodings: {given!r} is neither a kind nor a dictionary with one, as {{kind: tape}}.")
+        options = {key: value for key, value in given.items() if key not in ("label", "seeds")}
+        seeds = given.get("seeds", self.seeds)
+        label = str(given.get("label", given["kind"]))
+        return EncodingChoice(label=label, encoding=options, seeds=check_seeds(seeds, f"seeds of {label!r}"))
+
+    def choose(self, label: str) -> EncodingChoice:
+        """The encoding of a label."""
+        choices = {choice.label: choice for choice in self.choices}
+        if label not in choices:
+            raise ValueError(f"The recipe has no encoding {label!r}.{describe_choices(label, choices)}")
+        return choices[label]
+
+
+def check_seeds(seeds: Any, where: str) -> tuple[int, ...]:
+    """At least one, each once."""
+    if not isinstance(seeds, (list, tuple)) or not seeds or not all(type(seed) is int and seed >= 0 for seed in seeds):
+        raise ValueError(f"{where}: {seeds!r} is no list of seeds; give whole numbers, for example [0, 1, 2].")
+    if len(set(seeds)) < len(seeds):
+        raise ValueError(f"{where}: {list(seeds)} names a seed twice, which would only repeat a run.")
+    return tuple(seeds)
+
+
+class Loader(yaml.SafeLoader):
+    """YAML as people write numbers: 1e-4 is one, and a key given twice is an error."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value]
+        twice = sorted({key for key in keys if keys.count(key) > 1})
+        if twice:
+            raise yaml.constructor.ConstructorError(None, None, f"the key {twice[0]!r} is given twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+# a copy, since SafeLoader shares its table with everybody
+Loader.yaml_implicit_resolvers = {key: list(value) for key, value in yaml.SafeLoader.yaml_implicit_resolvers.items()}
+Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    """YAML to plain data; what is none is told in one line."""
+    try:
+        return yaml.load(text, Loader)  # a SafeLoader
+    except yaml.YAMLError as error:
+        place = getattr(error, "problem_mark", None)
+        line = f", line {place.line + 1}" if place else ""
+        raise ValueError(f"{where}{line} is not YAML: {getattr(error, 'problem', None) or error}.") from None
+
+
+def available_recipes() -> list[str]:
+    """Names of the recipes that come with the package."""
+    return sorted(path.stem for path in SHIPPED.glob("*.yaml"))
+
+
+def load_recipe(source: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> Recipe:
+    """Read a recipe by its name or the path of its file, and apply overrides such as "train.steps=100"."""
+    path = find_recipe(source)
+    where = f"Recipe {path.stem!r}"
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"The recipe {path} cannot be read: {error}.") from None
+    content = parse_yaml(text, where)
+    if not isinstance(content, dict):
+        raise ValueError(f"{where} must be a dictionary of settings; it is {type(content).__name__}.")
+    if any(override.startswith(BUDGETS) for override in overrides) and isinstance(content.get("train"), dict):
+        # a budget takes the place of the recipe's own
+        content["train"] = {key: value for key, value in content["train"].items() if f"train.{key}=" not in BUDGETS}
+    for override in overrides:
+        apply_override(content, override)
+    content.setdefault("name", path.stem)
+    return parse_recipe(content, where)
+
+
+def parse_recipe(content: dict[str, Any], where: str = "The recipe") -> Recipe:
+    """A recipe from plain data."""
+    return Recipe.parse(content, where)
+
+
+def find_recipe(source: str | Path) -> Path:
+    """The file of a shipped recipe by name, or the file itself."""
+    path = Path(source)
+    if path.is_file():
+        return path
+    if path.suffix in (".yaml", ".yml") or len(path.parts) > 1:
+        raise ValueError(f"There is no recipe file {str(source)!r}.")
+    shipped = SHIPPED / f"{source}.yaml"
+    if not shipped.is_file():
+        raise ValueError(f"There is no recipe {str(source)!r}.{describe_choices(source, available_recipes())}")
+    return shipped
+
+
+def apply_override(content: dict[str, Any], override: str) -> None:
+    """Set "a.b=value" in plain data; the value is read as YAML."""
+    path, equals, text = override.partition("=")
+    keys = path.split(".")
+    if not equals or not all(keys):
+        raise ValueError(f"{override!r} is no override; write key=value, for example train.steps=100.")
+    place = content
+    for depth, key in enumerate(keys[:-1]):
+        place = place.setdefault(key, {})
+        if not isinstance(place, dict):
+            raise ValueError(
+                f"{override!r}: {'.'.join(keys[: depth + 1])} is {place!r}, which has nothing inside to set."
+            )
+    place[keys[-1]] = parse_yaml(text, f"The value of {path}")
+
+
+def resolved(recipe: Recipe) -> dict[str, Any]:
+    """The whole recipe as plain data, defaults spelled out; `parse_recipe` reads it back."""
+    return plain(recipe.to_dict())
+
+
+def to_yaml(recipe: Recipe) -> str:
+    """The whole recipe as a file that repeats it."""
+    return yaml.safe_dump(resolved(recipe), sort_keys=False, allow_unicode=True, width=110)

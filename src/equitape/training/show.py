@@ -1,0 +1,64 @@
+"""Plans and results on a terminal."""
+
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from .plan import Plan, describe_plan
+
+
+def show_plan(plan: Plan, console: Console) -> None:
+    """What running a recipe would do."""
+    told = describe_plan(plan)
+    console.print(f"[bold]{escape(plan.recipe.name)}[/bold] {escape(plan.recipe.description)}".strip())
+    table = Table(show_header=False)
+    for name in ("task", "trained_length", "tested_length", "budget", "batch_size", "evaluation"):
+        table.add_row(name.replace("_", " "), str(told[name]))
+    for label, about in told["encodings"].items():
+        seeds = ", ".join(map(str, about["seeds"]))
+        table.add_row(escape(label), f"{about['parameters']:,} parameters, seeds {seeds}")
+    console.print(table)
+    console.print("Nothing was trained: this was a dry run.")
+
+
+def show_run(entry: dict[str, Any], console: Console) -> None:
+    """What one run came to."""
+    if entry["status"] != "done":
+        console.print(f"[red]{escape(entry['status'])}:[/red] {escape(entry['note'])}")
+        return
+    table = Table(show_header=False, title=f"{escape(entry['label'])}, seed {entry['seed']}")
+    for name, value in entry["evaluation"]["metrics"].items():
+        table.add_row(name.replace("_", " "), format_number(value))
+    table.add_row("parameters", f"{entry['parameters']:,}")
+    table.add_row("training", f"{entry['seconds']:.1f} s, {entry['tokens_per_second']:,.0f} tokens/s")
+    if entry["peak_mib"] is not None:
+        table.add_row("peak memory", f"{entry['peak_mib']:,.0f} MiB")
+    console.print(table)
+
+
+def show_results(results: dict[str, Any], console: Console) -> None:
+    """All runs, one line each."""
+    done = [run for run in results["runs"] if run["status"] == "done"]
+    names = list(dict.fromkeys(name for run in done for name in run["evaluation"]["metrics"]))
+    # a terminal is narrow: the headline and a few more
+    headline = results["task"]["headline"]
+    shown = [headline, *[name for name in names if name != headline][:3]] if names else []
+    table = Table(title=escape(results["name"]))
+    table.add_column("encoding")
+    for column in ("seed", "parameters", "training", *(name.replace("_", " ") for name in shown)):
+        table.add_column(column, justify="right")
+    for run in results["runs"]:
+        if run["status"] != "done":
+            table.add_row(escape(run["label"]), str(run["seed"]), "", f"[red]{run['status']}[/red]")
+            continue
+        values = [format_number(run["evaluation"]["metrics"].get(name)) for name in shown]
+        cost = f"{run['seconds']:.0f} s"
+        table.add_row(escape(run["label"]), str(run["seed"]), f"{run['parameters']:,}", cost, *values)
+    console.print(table)
+
+
+def format_number(value: float | None) -> str:
+    """Four significant digits."""
+    return "-" if value is None else f"{value:.4g}"
