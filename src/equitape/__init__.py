@@ -1,5 +1,6 @@
 """equitape: positional encodings that adapt to content, and everything they are compared with."""
 
+from .adapt import adapt, load_adapter
 from .encodings import available_encodings, register_encoding
 from .model import (
     EquitapeConfig,
@@ -19,6 +20,8 @@ __all__ = [
     "EquitapeForTokenClassification",
     "EquitapeModel",
     "__version__",
+    "adapt",
     "available_encodings",
+    "load_adapter",
     "register_encoding",
 ]

@@ -1,5 +1,7 @@
 """LongLoRA's shifted sparse attention: against masks written out by brute force, and only while training."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from torch.nn.attention.flex_attention import BlockMask
@@ -18,7 +20,7 @@ def oracle_mask(heads, tokens, size, segments=None, window=None):
     for head in range(heads):
         shift = 0 if head < heads // 2 else size // 2
         borders = [0] + [edge for edge in range(1, tokens) if (edge + shift) % size == 0] + [tokens]
-        for start, end in zip(borders, borders[1:], strict=False):
+        for start, end in pairwise(borders):
             for query in range(start, end):
                 for key in range(start, query + 1):
                     apart = segments is not None and segments[query] != segments[key]
@@ -69,7 +71,9 @@ def test_causal_while_training(kind, implementation):
 
 
 def test_padding_and_windows():
-    model = build("rope", shifted_group_size=8, sliding_window=3, sliding_layers=[1], attn_implementation="eager").train()
+    model = build(
+        "rope", shifted_group_size=8, sliding_window=3, sliding_layers=[1], attn_implementation="eager"
+    ).train()
     tokens = draw_tokens(2, 20)
     mask = torch.ones_like(tokens)
     mask[1, :6] = 0
@@ -126,5 +130,5 @@ def test_refusals():
         EquitapeConfig(shifted_group_size=1)
     model = build("rope", shifted_group_size=4).train()
     past = model.eval()(draw_tokens(1, 4), use_cache=True).past_key_values
-    with pytest.raises(ValueError, match="leave out past_key_values, or call model.eval"):
+    with pytest.raises(ValueError, match=r"leave out past_key_values, or call model.eval"):
         model.train()(draw_tokens(1, 4), past_key_values=past)

@@ -108,8 +108,8 @@ class EquitapeConfig(PreTrainedConfig):
             raise ValueError(f"sliding_window is {self.sliding_window}; it must be 1 or more.")
         if self.shifted_group_size is not None and (self.shifted_group_size < 2 or self.num_attention_heads < 2):
             raise ValueError(
-                f"shifted_group_size is {self.shifted_group_size} with {self.num_attention_heads} heads; half of the heads "
-                f"shift by half a group, so both must be 2 or more."
+                f"shifted_group_size is {self.shifted_group_size} with {self.num_attention_heads} heads; half of the "
+                f"heads shift by half a group, so both must be 2 or more."
             )
 
     @property

@@ -1,6 +1,7 @@
 """The decoder as transformers models: EquitapeModel, EquitapeForCausalLM and two classifiers."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -184,6 +185,8 @@ class EquitapeForCausalLM(EquitapePreTrainedModel, GenerationMixin):
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
     _tp_plan = {"lm_head": "colwise_gather_output"}
+    adaptation: Any = None
+    """What `equitape.adapt` did to this model, if it did."""
 
     def __init__(self, config: EquitapeConfig):
         super().__init__(config)
@@ -237,6 +240,22 @@ class EquitapeForCausalLM(EquitapePreTrainedModel, GenerationMixin):
             attentions=outputs.attentions,
             position_states=outputs.position_states,
         )
+
+    def save_adapter(self, directory: str | Path) -> None:
+        """Write only what was trained after `equitape.adapt`; `equitape.load_adapter` puts it on the base again."""
+        from ..adapt.adapter import save_adapter
+
+        save_adapter(self, directory)
+
+    def save_pretrained(self, save_directory: str | Path, *args: Any, **kwargs: Any) -> None:
+        """Transformers' save_pretrained. An adapted model is written whole, LoRA's parts merged, with a model card."""
+        if self.adaptation is None or kwargs.get("state_dict") is not None:
+            super().save_pretrained(save_directory, *args, **kwargs)
+            return
+        from ..adapt.whole import written_whole
+
+        with written_whole(self, save_directory) as (aside, state):
+            super().save_pretrained(aside, *args, **{**kwargs, "state_dict": state})
 
 
 class EquitapeForQuestionAnswering(GenericForQuestionAnswering, EquitapePreTrainedModel):

@@ -1,0 +1,88 @@
+"""Model cards: what a folder holds, made how, to be loaded how."""
+
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+from ..model import EquitapeForCausalLM
+from ..version import __version__
+
+if TYPE_CHECKING:
+    from .adapting import Adaptation
+
+PACKAGES = ("torch", "transformers", "peft", "accelerate", "safetensors")
+
+
+def versions() -> dict[str, str]:
+    """Of this package, and of those it stands on."""
+    found = {"equitape": __version__, "python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def adapter_card(model: EquitapeForCausalLM, adaptation: "Adaptation") -> str:
+    """The README.md of an adapter."""
+    loading = f"""from equitape import load_adapter
+
+model = load_adapter("path/to/{adaptation.base_name}", "path/to/this/folder")"""
+    what = (
+        f"Trained weights to put on top of `{adaptation.base_name}`. The base itself is not in this folder; another "
+        f"one is refused by its fingerprint."
+    )
+    return _card(model, adaptation, what, loading)
+
+
+def whole_card(model: EquitapeForCausalLM, adaptation: "Adaptation") -> str:
+    """The README.md of a whole model."""
+    loading = """import equitape  # makes the architecture known to transformers
+from transformers import AutoModelForCausalLM
+
+model = AutoModelForCausalLM.from_pretrained("path/to/this/folder")"""
+    what = f"`{adaptation.base_name}`, adapted: all weights, LoRA's parts merged."
+    return _card(model, adaptation, what, loading)
+
+
+def _card(model: EquitapeForCausalLM, adaptation: "Adaptation", what: str, loading: str) -> str:
+    settings = adaptation.settings
+    assert isinstance(model.config.encoding, dict)
+    trained = set(adaptation.trained)
+    count = sum(parameter.numel() for name, parameter in model.named_parameters() if name in trained)
+    facts = {
+        "method": f"{settings.method}: {settings.plan.idea}",
+        "context": f"{model.config.max_position_embeddings} tokens",
+        "positions": _plain(model.config.encoding),
+        "trained": f"{len(trained)} tensors, {count:,} parameters",
+        "settings": _plain(settings.to_dict()),
+    }
+    parts = [
+        f"---\nlibrary_name: equitape\nbase_model: {adaptation.base_name}\npipeline_tag: text-generation\n"
+        f"tags: [equitape, {settings.method}]\n---",
+        f"# {adaptation.base_name}, {settings.method}",
+        what,
+        f"```python\n{loading}\n```",
+        _table(facts),
+        "## Training",
+        _training(adaptation.training),
+        "## Made with",
+        ", ".join(f"{package} {number}" for package, number in versions().items()) + ".",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _training(training: dict[str, Any]) -> str:
+    if not training:
+        return "None by this package yet: the outputs are those of the base with these positions."
+    return _table({key: _plain(value) if isinstance(value, dict) else value for key, value in training.items()})
+
+
+def _table(facts: dict[str, Any]) -> str:
+    rows = [f"| {name} | {str(value).replace('|', chr(92) + '|')} |" for name, value in facts.items()]
+    return "\n".join(["| | |", "|---|---|", *rows])
+
+
+def _plain(value: dict[str, Any]) -> str:
+    return ", ".join(f"{key} {_plain(entry) if isinstance(entry, dict) else entry}" for key, entry in value.items())

@@ -1,0 +1,229 @@
+"""Pretrained weights in: a folder, a GGUF file or a loaded model becomes one of ours that shares its tensors."""
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from ..encodings.base import ENCODINGS
+from ..model import EquitapeConfig, EquitapeForCausalLM
+from .families import FAMILIES, translate_config
+
+TRAINABLE_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+SAMPLES = 4096
+"""Values of each tensor that a fingerprint reads; smaller tensors are read whole."""
+FINGERPRINTED_FIELDS = (
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+    "head_dim", "hidden_act", "tie_word_embeddings", "attention_bias", "attention_output_bias", "mlp_bias", "qk_norm",
+    "sliding_window", "sliding_layers", "num_loops",
+)  # fmt: skip
+
+Base: TypeAlias = str | Path | PreTrainedModel
+Check = Callable[[EquitapeConfig], object]
+
+
+def load_source(base: Base, dtype: str | torch.dtype = "auto", check: Check | None = None) -> PreTrainedModel:
+    """The model to adapt: as given when it is loaded already, else read from a folder, a GGUF file or the Hub.
+
+    dtype: of the weights read from a path; "auto" keeps the file's. check: may refuse the configuration; it is called
+    before any weight is read, where that can be done.
+    """
+    if isinstance(base, nn.Module):
+        check_loaded(base, dtype)
+        return base
+    if dtype != "auto":
+        as_dtype(dtype)
+    path = Path(base).expanduser()
+    if path.is_file():
+        return _load_gguf(path, dtype)
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            within = sorted(file.name for file in path.glob("*.gguf"))
+            hint = f"name the file itself, {str(path / within[0])!r}" if within else "give the folder of a whole model"
+            raise ValueError(f"The folder {str(base)!r} holds no config.json; {hint}.")
+    elif str(base).count("/") != 1 or str(base).startswith((".", "~", "/")):
+        raise ValueError(f"There is no model at {str(base)!r}; give a folder with safetensors, or a GGUF file.")
+    name = str(path) if path.is_dir() else str(base)
+    try:
+        config = check_config(AutoConfig.from_pretrained(name))
+        if check is not None:
+            check(config)
+        model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype)
+    except OSError as error:
+        raise ValueError(f"The model {str(base)!r} cannot be read ({_first_line(error)}).") from error
+    check_loaded(model, "auto")
+    return model
+
+
+def _load_gguf(path: Path, dtype: str | torch.dtype) -> PreTrainedModel:
+    if path.suffix != ".gguf":
+        raise ValueError(f"{str(path)!r} is a file but not a GGUF one; give it, or the folder that holds a model.")
+    require_gguf(path)
+    from transformers import GgufConfig
+
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            str(path.parent),
+            gguf_file=path.name,
+            dtype=torch.float32 if dtype == "auto" else dtype,
+            quantization_config=GgufConfig(dequantize=True),
+        )
+    except (OSError, ValueError, KeyError) as error:
+        # a wrong or unknown file fails deep inside the reader, in several ways
+        raise ValueError(f"The GGUF file {str(path)!r} cannot be read ({_first_line(error)}).") from error
+    # the weights are plain numbers now, which may be trained and saved
+    model.config.__dict__.pop("quantization_config", None)
+    check_loaded(model, "auto")
+    return model
+
+
+def require_gguf(path: Path) -> None:
+    """GGUF files are read by a package of their own."""
+    try:
+        import gguf  # noqa: F401
+    except ImportError:
+        raise ValueError(
+            f'Reading {path.name!r} needs the package gguf; install it with pip install "equitape[gguf]".'
+        ) from None
+
+
+def check_config(config: Any) -> EquitapeConfig:
+    """The configuration in our words; what could not be adapted is refused."""
+    method = getattr(config, "quantization_config", None)
+    if method is not None:
+        method = method if isinstance(method, dict) else method.to_dict()
+        raise ValueError(
+            f"The weights are quantized ({method.get('quant_method', 'unknown method')}) and cannot be trained; give "
+            f"the model before quantization, or a GGUF file, whose weights are unpacked."
+        )
+    return translate_config(config)
+
+
+def check_loaded(model: Any, dtype: str | torch.dtype) -> None:
+    """Refuse a loaded model whose weights are not plain numbers in memory, or that has no language-modelling head."""
+    if not isinstance(model, PreTrainedModel):
+        raise ValueError(
+            f"A {type(model).__name__} cannot be adapted; give a transformers model of the families "
+            f"{', '.join(FAMILIES)} (of a PeftModel: model.merge_and_unload())."
+        )
+    translate_config(model.config)
+    if not isinstance(getattr(model, "lm_head", None), nn.Module):
+        raise ValueError(f"A {type(model).__name__} has no language-modelling head; load it with AutoModelForCausalLM.")
+    for name, parameter in model.named_parameters():
+        if parameter.is_meta:
+            raise ValueError(
+                f"The weight {name!r} is not in memory (offloaded by a device map); load the model on one device."
+            )
+        if parameter.dtype not in TRAINABLE_DTYPES:
+            raise ValueError(
+                f"The weight {name!r} is quantized ({parameter.dtype}) and cannot be trained; load the model in "
+                f"bfloat16 or float32."
+            )
+        if dtype != "auto" and parameter.dtype != as_dtype(dtype):
+            raise ValueError(
+                f"The loaded model is in {parameter.dtype}, adapting it makes no copy in {dtype}; use model.to(...)."
+            )
+    foreign = [
+        name
+        for name, module in model.named_modules()
+        if "proj" in name.rpartition(".")[2] and type(module) is not nn.Linear
+    ]
+    if foreign:
+        kind = type(model.get_submodule(foreign[0])).__name__
+        raise ValueError(
+            f"{foreign[0]!r} is a {kind}, not a plain linear layer: the model is quantized or carries an adapter. Load "
+            f"the weights in bfloat16 or float32, or merge the adapter first."
+        )
+
+
+def as_dtype(dtype: str | torch.dtype) -> torch.dtype:
+    """A dtype by its name."""
+    found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if found not in TRAINABLE_DTYPES:
+        raise ValueError(f"Unknown dtype {str(dtype)!r}; use auto, float32, bfloat16 or float16.")
+    return found
+
+
+def convert(source: PreTrainedModel, config: EquitapeConfig, seed: int = 0) -> EquitapeForCausalLM:
+    """An Equitape decoder with the source's own tensors, none copied; weights of the encoding that it lacks are new.
+
+    config: made by `translate_config`, possibly with another encoding. seed: of the new weights.
+    """
+    implementation = source.config._attn_implementation
+    assert isinstance(config.encoding, dict)
+    if implementation not in ENCODINGS[config.encoding["kind"]].backends:
+        implementation = "sdpa"
+    with torch.device("meta"):
+        model = EquitapeForCausalLM._from_config(config, attn_implementation=implementation)
+    given = dict(source.named_parameters(remove_duplicate=False))
+    for name, _ in list(model.named_parameters(remove_duplicate=False)):
+        if name in given:
+            _place(model, name, given[name].detach())
+    if config.tie_word_embeddings:
+        model.lm_head.weight = model.model.embed_tokens.weight
+    _make_missing(model, seed)
+    model.config.dtype = model.dtype
+    if source.can_generate():
+        model.generation_config = source.generation_config
+    return model.eval()
+
+
+def _place(model: nn.Module, name: str, tensor: Tensor) -> None:
+    owner, _, leaf = name.rpartition(".")
+    module = model.get_submodule(owner)
+    wanted = getattr(module, leaf).shape
+    if tensor.shape != wanted:
+        raise ValueError(
+            f"The weight {name!r} has shape {list(tensor.shape)}; its configuration asks for {list(wanted)}."
+        )
+    # a parameter of its own, so that freezing it leaves the source as it was, on the same memory
+    setattr(module, leaf, nn.Parameter(tensor))
+
+
+def _make_missing(model: EquitapeForCausalLM, seed: int) -> None:
+    """Fill in what the source has not: made on the CPU in float32, so that it is the same on every device."""
+    first = model.model.embed_tokens.weight
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        for name, module in model.named_modules():
+            if not any(parameter.is_meta for parameter in module.parameters(recurse=False)):
+                continue
+            if "encoding" not in name.split("."):
+                raise ValueError(f"The source has no weight for {name!r}; are its files whole?")
+            module.to_empty(device=torch.device("cpu"), recurse=False)
+            model._init_weights(module)
+            for parameter in module.parameters(recurse=False):
+                parameter.data = parameter.data.to(device=first.device, dtype=first.dtype)
+
+
+def fingerprint(source: nn.Module, config: EquitapeConfig) -> dict[str, Any]:
+    """What tells one base from another: sizes and rotary positions, and a digest of values spread over every weight.
+
+    Values are rounded to bfloat16 first, so the same base has one fingerprint in float32 and in bfloat16.
+    """
+    digest = hashlib.sha256()
+    tensors = {
+        name: parameter
+        for name, parameter in source.named_parameters()
+        if not (config.tie_word_embeddings and name == "lm_head.weight")
+    }
+    for name in sorted(tensors):
+        flat = tensors[name].detach().reshape(-1)
+        spread = torch.linspace(0, len(flat) - 1, min(SAMPLES, len(flat)), dtype=torch.float64).long()
+        values = flat[spread.to(flat.device)].to("cpu", torch.float32).to(torch.bfloat16)
+        digest.update(f"{name} {list(tensors[name].shape)}".encode())
+        digest.update(values.view(torch.int16).numpy().tobytes())
+    architecture = {name: getattr(config, name) for name in FINGERPRINTED_FIELDS}
+    # GGUF keeps it in float32
+    architecture["rms_norm_eps"] = float(torch.tensor(config.rms_norm_eps, dtype=torch.float32))
+    architecture["encoding"] = config.encoding
+    return {"architecture": json.loads(json.dumps(architecture)), "weights": digest.hexdigest()}
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
