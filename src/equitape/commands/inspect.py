@@ -1,0 +1,57 @@
+"""equitape inspect."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+
+def inspect(
+    model: Annotated[str, typer.Argument(help="Folder of a saved model, of a run or of an adapter.")],
+    text: Annotated[str | None, typer.Option(help="What it reads: a file, or the text itself.")] = None,
+    ids: Annotated[str | None, typer.Option(help="Token ids instead of text: a file, or numbers like '3 1 4'.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for inspect.html and the PNG files.")] = Path("inspect"),
+    tokenizer: Annotated[
+        str | None, typer.Option(help="'bytes', or a folder; the model's own when left out.", show_default=False)
+    ] = None,
+    base: Annotated[str | None, typer.Option(help="The pretrained model under an adapter.")] = None,
+    max_tokens: Annotated[int, typer.Option(min=2, help="Read at most this many tokens of the text.")] = 512,
+    show: Annotated[
+        str | None, typer.Option(help="Look only at tokens FIRST:END of those read, to see each of them.")
+    ] = None,
+    cells: Annotated[
+        int, typer.Option(min=2, help="Most rows of a map; more tokens are pooled, and it is said.")
+    ] = 128,
+    stability: Annotated[
+        bool, typer.Option("--stability/--no-stability", help="Also move the text about, as in the paper's Table 8.")
+    ] = True,
+    also: Annotated[
+        list[str] | None, typer.Option(help="NAME=FOLDER of another model for the table of stability; repeatable.")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="float32, float64 or bfloat16.")] = "float32",
+) -> None:
+    """Look inside a model while it reads a text: attention, positional states, distances, mixing.
+
+    Writes one HTML page with sliders for layer and head, which opens without a server, and PNG files.
+    """
+    from ..inspect.command import InspectSettings, run
+
+    try:
+        settings = InspectSettings(
+            model=model,
+            text=text,
+            ids=ids,
+            out=out,
+            tokenizer=tokenizer,
+            base=base,
+            max_tokens=max_tokens,
+            show=show,
+            cells=cells,
+            stability=stability,
+            also=tuple(also or ()),
+            dtype=dtype,
+        )
+        run(settings, Console())
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None

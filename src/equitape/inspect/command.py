@@ -1,0 +1,112 @@
+"""What `equitape inspect` does, from its settings to the files."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from .load import Text, begin_token_of, load_model, model_folder, read_numbers, read_text
+from .look import look_inside
+from .page import write_page
+from .pictures import write_pictures
+from .show import print_layers, print_stability
+from .stability import measure_stability
+
+PAGE = "inspect.html"
+
+
+@dataclass(frozen=True, kw_only=True)
+class InspectSettings:
+    """The options of the command."""
+
+    model: str
+    text: str | None = None
+    ids: str | None = None
+    out: Path = Path("inspect")
+    tokenizer: str | None = None
+    base: str | None = None
+    max_tokens: int = 512
+    show: str | None = None
+    cells: int = 128
+    stability: bool = True
+    also: tuple[str, ...] = ()
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        if (self.text is None) == (self.ids is None):
+            given = "neither" if self.text is None else "both"
+            raise ValueError(f"Give what the model reads, by --text or by --ids; {given} was given.")
+        for entry in self.also:
+            if not all(entry.partition("=")):
+                raise ValueError(f"--also is {entry!r}; it must be NAME=FOLDER.")
+        self.window()
+
+    def window(self) -> tuple[int, int] | None:
+        """--show as numbers."""
+        if self.show is None:
+            return None
+        first, _, end = self.show.partition(":")
+        if not (first.isdigit() and end.isdigit()):
+            raise ValueError(f"--show is {self.show!r}; it must be FIRST:END, as 0:128.")
+        return int(first), int(end)
+
+
+def run(settings: InspectSettings, console: Console) -> None:
+    """Load, look, write, and say what was found."""
+    model = load_model(settings.model, settings.dtype, settings.base)
+    text = find_text(settings, model)
+    seen = look_inside(model, text.input_ids, text.labels, show=settings.window(), max_cells=settings.cells)
+    stability = None
+    if settings.stability:
+        also = {}
+        for entry in settings.also:
+            name, _, folder = entry.partition("=")
+            also[name] = load_model(folder, settings.dtype)
+        stability = measure_stability(model, text.input_ids, text.begin_token, also)
+    name = Path(settings.model).name or settings.model
+    write_page(
+        settings.out / PAGE,
+        seen,
+        title=f"Inside {name}",
+        facts=facts_of(settings, model, text),
+        stability=stability,
+    )
+    pictures = write_pictures(seen, settings.out)
+    print_layers(seen, console)
+    if stability is not None:
+        print_stability(stability, console)
+    if text.total > seen.num_tokens:
+        console.print(f"The text has {text.total} tokens; the first {seen.num_tokens} were read.", highlight=False)
+    for note in seen.notes():
+        console.print(note, highlight=False)
+    names = ", ".join(path.name for path in pictures)
+    console.print(f"Written to {settings.out}: {PAGE}, {names}.", highlight=False, soft_wrap=True)
+
+
+def find_text(settings: InspectSettings, model: Any) -> Text:
+    """The tokens to read, by the model's own tokenizer or the one asked for."""
+    from ..data.tokenizers import load_tokenizer
+
+    config = model.config
+    if settings.ids is not None:
+        begin = begin_token_of(config, None)
+        return read_numbers(settings.ids, config.vocab_size, settings.max_tokens, begin)
+    assert settings.text is not None
+    tokenizer = load_tokenizer(settings.tokenizer or settings.base or model_folder(settings.model))
+    begin = begin_token_of(config, tokenizer)
+    return read_text(settings.text, tokenizer, config.vocab_size, settings.max_tokens, begin)
+
+
+def facts_of(settings: InspectSettings, model: Any, text: Text) -> list[tuple[str, str]]:
+    """What the page tells of how it was made."""
+    from ..training.environment import describe_environment
+
+    found = {
+        "encoding": ", ".join(f"{key}={value}" for key, value in model.config.encoding.items()),
+        "dtype": settings.dtype,
+        "tokens read": f"{text.input_ids.shape[1]} of {text.total}",
+        "[BOS] of the table of stability": f"token {text.begin_token}",
+        **describe_environment(),
+    }
+    return [(key, str(value)) for key, value in found.items() if value is not None]

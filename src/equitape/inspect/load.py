@@ -1,0 +1,126 @@
+"""From what a user types to a model and to tokens: folders, runs, adapters; files, strings, numbers."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
+VISIBLE = {"\n": "⏎", "\t": "⇥", "\r": "␍"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Text:
+    """A text as a model reads it."""
+
+    input_ids: Tensor
+    """[1, N]."""
+    labels: list[str]
+    total: int
+    """Tokens of the whole text; more than N where it was cut."""
+    begin_token: int
+    """What stands for [BOS]."""
+
+
+def model_folder(name: str) -> str:
+    """The folder that holds the weights: a run keeps them in `model/`."""
+    inner = Path(name).expanduser() / "model"
+    return str(inner) if (inner / "config.json").is_file() else name
+
+
+def load_model(name: str, dtype: str, base: str | None = None, as_ours: bool = True) -> Any:
+    """A model in evaluation mode: one of ours, an adapter on top of `base`, or a pretrained one of another class.
+
+    as_ours: turn others into one of ours, with the same outputs; otherwise they stay what they are.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from ..adapt import adapt, load_adapter
+    from ..adapt.adapter import DESCRIPTION
+    from ..registry import describe_choices
+
+    if dtype not in DTYPES:
+        raise ValueError(f"There is no dtype {dtype!r} here.{describe_choices(dtype, DTYPES)}")
+    path = Path(name).expanduser()
+    if (path / DESCRIPTION).is_file():
+        if base is None:
+            raise ValueError(f"{name!r} holds an adapter; name the model it was trained on with --base.")
+        return load_adapter(base, name, dtype=DTYPES[dtype]).eval()
+    if base is not None:
+        raise ValueError(f"{name!r} holds no adapter, so --base {base!r} plays no part; leave it out.")
+    folder = model_folder(name)
+    if not Path(folder).is_dir() and (Path(name).exists() or name.startswith((".", "/", "~")) or "/" not in name):
+        raise ValueError(f"There is no model at {name!r}; give the folder of a saved model, of a run or of an adapter.")
+    try:
+        config = AutoConfig.from_pretrained(folder)
+        if config.model_type != "equitape" and as_ours:
+            return adapt(folder, "full", dtype=DTYPES[dtype]).eval()
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[dtype]).eval()
+    except OSError as error:
+        reason = str(error).strip().split("\n")[0]
+        raise ValueError(f"The model {name!r} cannot be read ({reason}).") from error
+
+
+def read_numbers(given: str, vocab_size: int, max_tokens: int, begin_token: int) -> Text:
+    """Token ids as numbers with spaces or commas between them, or a file of such."""
+    words = read_string(given).replace(",", " ").split()
+    wrong = [word for word in words if not (word.isascii() and word.isdigit())]
+    if wrong:
+        raise ValueError(f"--ids holds {wrong[0]!r}; token ids are whole numbers from 0.")
+    ids = [int(word) for word in words]
+    return make_text(ids, [str(number) for number in ids], vocab_size, max_tokens, begin_token)
+
+
+def read_text(given: str, tokenizer: Any, vocab_size: int, max_tokens: int, begin_token: int) -> Text:
+    """A file or a string, tokenized."""
+    ids = tokenizer(read_string(given))["input_ids"]
+    # a text is cut before its tokens are named one by one
+    labels = [label_of(tokenizer, number) for number in ids[:max_tokens]]
+    return make_text(ids, labels, vocab_size, max_tokens, begin_token)
+
+
+def read_string(given: str) -> str:
+    """What a file holds, or the string itself where there is no such file."""
+    try:
+        found = Path(given).is_file()
+    except (OSError, ValueError):
+        # too long for the name of a file, or with a zero byte in it
+        found = False
+    try:
+        return Path(given).read_text(encoding="utf-8") if found else given
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"The file {given!r} cannot be read as text ({error}).") from None
+
+
+def make_text(ids: list[int], labels: list[str], vocab_size: int, max_tokens: int, begin_token: int) -> Text:
+    """Check the tokens and cut what is too long."""
+    if max_tokens < 2:
+        raise ValueError(f"max_tokens is {max_tokens}; it must be 2 or more.")
+    kept = ids[:max_tokens]
+    if len(kept) < 2:
+        raise ValueError(f"The text has {len(kept)} tokens; there is something to see from 2 on.")
+    wrong = [number for number in kept if not 0 <= number < vocab_size]
+    if wrong:
+        raise ValueError(f"Token {wrong[0]} is not in the model's vocabulary of {vocab_size}; use its own tokenizer.")
+    return Text(input_ids=torch.tensor([kept]), labels=labels[:max_tokens], total=len(ids), begin_token=begin_token)
+
+
+def label_of(tokenizer: Any, number: int) -> str:
+    """How a token reads: its text, with line breaks made visible; its name where it is a part of a character."""
+    text = tokenizer.decode([number])
+    if not text or "\ufffd" in text:
+        text = str(tokenizer.convert_ids_to_tokens(number))
+    return "".join(VISIBLE.get(letter, letter) for letter in text)
+
+
+def begin_token_of(config: Any, tokenizer: Any | None) -> int:
+    """The id of [BOS]; where there is none, the end of a text stands for it, or token 0."""
+    owners = [owner for owner in (tokenizer, config) if owner is not None]
+    for name in ("bos_token_id", "eos_token_id"):
+        for owner in owners:
+            number = getattr(owner, name, None)
+            if isinstance(number, int) and 0 <= number < config.vocab_size:
+                return number
+    return 0
