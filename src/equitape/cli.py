@@ -3,9 +3,11 @@
 import typer
 
 from .commands.bench import bench
+from .commands.check import check
 from .commands.compare import compare
 from .commands.demo import demo
 from .commands.encodings import encodings
+from .commands.inspect import inspect
 from .commands.tasks import tasks
 from .commands.train import train
 
@@ -23,5 +25,5 @@ def main() -> None:
     """Positional encodings that adapt to content (TAPE), and the encodings they are compared with."""
 
 
-for command in (encodings, tasks, demo, bench, train, compare):
+for command in (encodings, tasks, demo, bench, train, compare, inspect, check):
     app.command()(command)

@@ -1,7 +1,8 @@
 """Flip-flop language: read back the bit written last, whatever is to be ignored in between.
 
 A sequence is made of pairs of an instruction and a bit: `w 1 i 0 i 1 r 1`. The first instruction writes, the last
-reads; the bit after a read is the one written last, all others are random. Shapes: n sequences, T tokens, P = T / 2 pairs.
+reads; the bit after a read is the one written last, all others are random. Shapes: n sequences, T tokens, P = T / 2
+pairs.
 """
 
 from dataclasses import dataclass

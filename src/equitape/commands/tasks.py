@@ -1,0 +1,38 @@
+"""equitape tasks."""
+
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+
+def tasks(
+    json: Annotated[bool, typer.Option("--json", help="Print JSON for programs to read.")] = False,
+) -> None:
+    """List the tasks that models are trained and compared on, and their options."""
+    from json import dumps
+
+    from ..settings import describe_settings
+    from ..tasks import TASKS
+
+    rows: dict[str, dict[str, Any]] = {
+        name: {
+            "idea": TASKS[name].idea,
+            "headline": TASKS[name].headline,
+            "higher_is_better": TASKS[name].higher_is_better,
+            "options": describe_settings(TASKS[name].options_class),
+        }
+        for name in TASKS
+    }
+    if json:
+        typer.echo(dumps(rows, indent=2))
+        return
+    table = Table("task", "idea", "options and defaults", "first metric")
+    for name, row in rows.items():
+        options = ", ".join(f"{option}={value}" for option, value in row["options"].items())
+        table.add_row(name, escape(row["idea"]), escape(options), row["headline"])
+    console = Console()
+    console.print(table)
+    console.print("Every task has a page in docs/tasks.")

@@ -1,0 +1,119 @@
+"""Scoring by greedy decoding: together and cell by cell, with and without stopping, decoded and forced."""
+
+import pytest
+import torch
+from oracles import Oracle, trained_copier
+
+from equitape.tasks import build_task
+from equitape.tasks.answers import forced_accuracy, forced_tokens, greedy_answers, score_answers
+from equitape.tasks.base import evaluation_generator
+
+
+def cell_by_cell(task, model, seed):
+    """Every size by itself, decoded to the end with nothing but transformers' own stopping."""
+    shares = []
+    for size in range(1, task.options.tested_symbols + 1):
+        tokens = task.draw_cell((size,), task.options.samples, evaluation_generator(seed, size)).tokens
+        prompts, answers = tokens[:, : size + 1], tokens[:, size + 1 :]
+        output = model.generate(
+            prompts,
+            attention_mask=torch.ones_like(prompts),
+            max_new_tokens=answers.shape[1],
+            do_sample=False,
+            eos_token_id=task.eos_token_id,
+            pad_token_id=task.pad_token_id,
+        )[:, size + 1 :]
+        right = [row.tolist() == answer.tolist() for row, answer in zip(output, answers, strict=True)]
+        shares.append(sum(right) / len(right))
+    return shares
+
+
+@pytest.mark.parametrize("kind", ["rope", "tape"])
+def test_a_trained_model_scores_the_same_every_way(kind):
+    task, model = trained_copier(kind)
+    expected = cell_by_cell(task, model, seed=5)
+    # neither all right nor all wrong, or the comparison would say nothing
+    assert 0.1 < sum(expected) / len(expected) < 0.9
+    assert task.evaluate(model, 5).curves[0].y == expected
+    for changes in ({"method": "teacher_forcing"}, {"batch_tokens": 40}):
+        other = build_task("copy", {**task.options.to_dict(), **changes})
+        assert other.evaluate(model, 5).curves[0].y == expected
+
+
+def test_right_answers_of_many_lengths_are_found_in_one_batch():
+    """Rows come back in their own order, though batches are sorted by the length of the answer."""
+    task = build_task("copy", {"alphabet": 5})
+    answers = torch.full((6, 5), task.pad_token_id)
+    for row, length in enumerate((4, 1, 3, 1, 2, 4)):
+        answers[row, :length] = torch.arange(length)
+        answers[row, length] = task.eos_token_id
+    prompts = torch.tensor([[row % 5, length, task.equals] for row, length in enumerate((4, 1, 3, 1, 2, 4))])
+
+    def follow(tokens):
+        written = len(tokens) - 3
+        if tokens[0] == 2:
+            return 4
+        return written if written < tokens[1] else task.eos_token_id
+
+    for method in ("generate", "teacher_forcing"):
+        for batch_tokens in (8, 20, 1000):
+            right = score_answers(
+                Oracle(task, follow),
+                prompts,
+                answers,
+                end=task.eos_token_id,
+                pad=task.pad_token_id,
+                method=method,
+                batch_tokens=batch_tokens,
+            )
+            assert right.tolist() == [True, True, False, True, True, True]
+
+
+def test_decoding_stops_when_nothing_can_be_right_any_more():
+    task = build_task("copy", {"alphabet": 3})
+    model = Oracle(task, lambda tokens: 1 if len(tokens) < 12 else 2)
+    prompts = torch.tensor([[1] * 9 + [task.equals]] * 2)
+    answers = torch.tensor([[1] * 9 + [task.eos_token_id]] * 2)
+    wrong = score_answers(
+        model, prompts, answers, end=task.eos_token_id, pad=task.pad_token_id, method="generate", batch_tokens=10**6
+    )
+    assert not wrong.any()
+    # two right tokens, then one wrong
+    assert model.steps == 3
+
+
+def test_answers_that_end_early_or_go_on_are_wrong():
+    task = build_task("copy", {"alphabet": 3})
+    prompts = torch.tensor([[1, 1, task.equals]])
+    answers = torch.tensor([[1, 1, task.eos_token_id]])
+    for follow, expected in (
+        (lambda tokens: task.eos_token_id if len(tokens) == 4 else 1, False),
+        (lambda tokens: 1, False),
+        (lambda tokens: 1 if len(tokens) < 5 else task.eos_token_id, True),
+    ):
+        for method in ("generate", "teacher_forcing"):
+            right = score_answers(
+                Oracle(task, follow),
+                prompts,
+                answers,
+                end=task.eos_token_id,
+                pad=task.pad_token_id,
+                method=method,
+                batch_tokens=100,
+            )
+            assert right.tolist() == [expected]
+
+
+def test_answers_are_padded_after_the_end_mark():
+    task = build_task("copy", {"alphabet": 3})
+    model = Oracle(task, lambda tokens: task.eos_token_id if len(tokens) > 3 else 2)
+    written = greedy_answers(model, torch.tensor([[0, 1, 0]]), 6, end=task.eos_token_id, pad=task.pad_token_id)
+    assert written.tolist() == [[2, task.eos_token_id] + [task.pad_token_id] * 4]
+
+
+def test_forced_tokens_are_judged_one_by_one():
+    task = build_task("copy", {"alphabet": 3})
+    model = Oracle(task, lambda tokens: 1)
+    prompts, answers = torch.tensor([[0, 0], [1, 1]]), torch.tensor([[1, 2, 1], [0, 0, 1]])
+    assert forced_tokens(model, prompts, answers).tolist() == [[True, False, True], [False, False, True]]
+    assert forced_accuracy(model, prompts, answers, batch_tokens=5) == pytest.approx(0.5)
