@@ -81,13 +81,14 @@ class StreamedRows(Dataset[dict[str, Tensor]]):
     def _read_blocks(self) -> Iterator[PackedDataset]:
         """All documents again and again, a block at a time."""
         number = count()
+        least = max(self.min_tokens, self.length if self.drop_remainders else 1)
         for epoch in count():
             documents: list[np.ndarray] = []
             sizes: list[int] = []
             room = self.block_rows * self.length
             found = False
             for tokens, num_bytes in tokenize(read_documents(self.sources), self.tokenizer):
-                if len(tokens) < max(self.min_tokens, self.length if self.drop_remainders else 1):
+                if len(tokens) < least:
                     continue
                 found = True
                 documents.append(tokens)
@@ -100,8 +101,7 @@ class StreamedRows(Dataset[dict[str, Tensor]]):
                 yield self._pack(documents, sizes, next(number))
             if not found and epoch == 0:
                 raise ValueError(
-                    f"No document has {max(self.min_tokens, self.length)} tokens; use longer documents or a smaller "
-                    f"length or minimum."
+                    f"No document has {least} tokens; use longer documents or a smaller length or minimum."
                 )
 
     def _pack(self, documents: list[np.ndarray], sizes: list[int], number: int) -> PackedDataset:

@@ -127,7 +127,8 @@ def build_tokens(
         try:
             return TokenStore.open(home)
         except ValueError:
-            shutil.rmtree(home)
+            # another process may be at it too
+            shutil.rmtree(home, ignore_errors=True)
     write_tokens(islice(read_documents(sources), max_documents), tokenizer, home)
     return TokenStore.open(home)
 

@@ -145,8 +145,8 @@ class Text(Task):
             longest = max(len(document) for document in documents)
             raise ValueError(
                 f"Task 'text': the longest of the held-out documents has {longest} tokens, and {size + 1} are needed "
-                f"to score {max(self.options.factors)} times the length of {self.options.length}; give longer text, set "
-                f"join to true, or choose a smaller length or factors."
+                f"to score {max(self.options.factors)} times the length of {self.options.length}; give longer text, "
+                f"set join to true, or choose a smaller length or factors."
             )
         return pieces
 
