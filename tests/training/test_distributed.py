@@ -48,9 +48,7 @@ def process(rank: int, port: str, sharded: bool, run_dir: Path, options: dict) -
     from accelerate.state import AcceleratorState, PartialState
     from accelerate.utils import DistributedType
 
-    os.environ.update(
-        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="localhost", MASTER_PORT=port
-    )
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="localhost", MASTER_PORT=port)
     AcceleratorState._reset_state(reset_partial_state=True)
     if sharded:
         os.environ.update(

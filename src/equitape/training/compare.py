@@ -103,8 +103,9 @@ def attempt(plan: Plan, label: str, seed: int, out_dir: Path, console: Console |
         assert entry is not None
         return entry
     except Exception as error:
-        write_text(folder / ERROR, traceback.format_exc())
-        return describe_failure(plan, label, seed, f"{type(error).__name__}: {error}")
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        write_text(folder / ERROR, f"{reason}\n\n{traceback.format_exc()}")
+        return describe_failure(plan, label, seed, reason)
     finally:
         gc.collect()
         if torch.cuda.is_available():
@@ -113,7 +114,7 @@ def attempt(plan: Plan, label: str, seed: int, out_dir: Path, console: Console |
 
 def describe_failure(plan: Plan, label: str, seed: int, reason: str) -> dict[str, Any]:
     """The entry of a run that failed."""
-    return describe_run(plan, label, seed) | {"status": "failed", "note": reason.splitlines()[0] if reason else "?"}
+    return describe_run(plan, label, seed) | {"status": "failed", "note": reason}
 
 
 def run_side_by_side(plan: Plan, out_dir: Path, waiting: list[tuple[str, int]], jobs: int, console: Console) -> None:
@@ -160,8 +161,8 @@ def collect(plan: Plan, out_dir: Path, environment: dict[str, Any]) -> dict[str,
         if entry is None:
             entry = describe_run(plan, choice.label, seed)
             if (folder / ERROR).exists():
-                reason = (folder / ERROR).read_text().strip().splitlines()
-                entry = describe_failure(plan, choice.label, seed, reason[-1] if reason else "")
+                reason = (folder / ERROR).read_text().partition("\n")[0]
+                entry = describe_failure(plan, choice.label, seed, reason)
         entries.append(entry)
     return {
         "name": recipe.name,

@@ -15,7 +15,7 @@ from rich.console import Console
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..model import EquitapeForCausalLM
+from ..model import EquitapeConfig, EquitapeForCausalLM
 from ..tasks.base import IGNORED, Evaluation, Task
 from . import checkpoints
 from .files import plain, write_json, write_text
@@ -66,8 +66,7 @@ def execute(
     if processes.is_main_process:
         write_text(run_dir / RECIPE, to_yaml(single_run(recipe, label, seed)))
     settings = replace(recipe.train, seed=seed)
-    torch.manual_seed(seed)
-    model = EquitapeForCausalLM(plan.configs[label])
+    model = build_model(plan.configs[label], seed)
     collate = PadTo(task.collate, task.trained_length, task.pad_token_id) if settings.compile else task.collate
 
     def evaluate(model: Any, step: int) -> dict[str, float]:
@@ -108,6 +107,16 @@ def execute(
         checkpoints.discard(run_dir)
     write_json(run_dir / RUN, entry)
     return plain(entry)
+
+
+def build_model(config: EquitapeConfig, seed: int) -> EquitapeForCausalLM:
+    """A new model; weights that all encodings have start the same for the same seed."""
+    torch.manual_seed(seed)
+    plain_config = EquitapeConfig(**{**config.to_dict(), "encoding": {"kind": "nope"}})
+    shared = EquitapeForCausalLM(plain_config).state_dict()
+    model = EquitapeForCausalLM(config)
+    model.load_state_dict(shared, strict=False)
+    return model
 
 
 def score(model: Any, task: Task, seed: int, share: float, settings: TrainSettings) -> Evaluation:

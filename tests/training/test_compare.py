@@ -1,0 +1,260 @@
+"""Comparisons: resumed as a whole, one failure costs one run, and the schema of results.json."""
+
+import json
+import multiprocessing
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from test_recipe import SMALL
+from typer.testing import CliRunner
+
+from equitape import EquitapeForCausalLM
+from equitape.cli import app
+from equitape.report import write_report
+from equitape.training import checkpoints
+from equitape.training import compare as comparison
+from equitape.training import run as single
+from equitape.training.compare import compare
+from equitape.training.log import StepLog
+from equitape.training.plan import make_plan
+from equitape.training.recipe import parse_recipe, to_yaml
+from equitape.training.run import PadTo, execute
+
+runner = CliRunner()
+KEYS = {
+    "label", "encoding", "seed", "status", "note", "parameters", "steps", "trained_tokens", "seconds",
+    "tokens_per_second", "peak_mib", "evaluate_seconds", "log", "evaluation",
+}  # fmt: skip
+
+
+def plan(**changes):
+    return make_plan(parse_recipe({**SMALL, "name": "small", **changes}))
+
+
+def curves(results: dict) -> dict:
+    return {(run["label"], run["seed"]): run["log"] for run in results["runs"]}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _quick():
+    """Reports have tests of their own; drawing one takes longer than the runs here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(comparison, "write_report", lambda results, out: (out / "report.html").write_text("drawn"))
+        yield
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    out = tmp_path_factory.mktemp("finished") / "out"
+    compare(plan(seeds=[0, 1], train={"steps": 6, "batch_size": 4, "save_every": 2}), out)
+    return out
+
+
+def test_results_have_the_documented_schema(finished):
+    results = json.loads((finished / "results.json").read_text())
+    assert results.keys() == {"name", "recipe", "task", "claims", "claims_source", "environment", "runs"}
+    assert results["task"].keys() == {
+        "name", "idea", "headline", "higher_is_better", "trained_length", "tested_length"
+    }  # fmt: skip
+    assert results["environment"].keys() == {
+        "equitape", "torch", "transformers", "accelerate", "python", "device", "processor", "commit", "date"
+    }  # fmt: skip
+    assert [(run["label"], run["seed"]) for run in results["runs"]] == [
+        ("rope", 0),
+        ("rope", 1),
+        ("tape", 0),
+        ("tape", 1),
+    ]
+    for run in results["runs"]:
+        assert run.keys() == KEYS
+        assert (run["status"], run["note"], run["steps"]) == ("done", "", 6)
+        assert [step for step, _ in run["log"]] == [1, 2, 3, 4, 5, 6]
+        assert results["task"]["headline"] in run["evaluation"]["metrics"]
+        assert run["encoding"]["kind"] == run["label"]
+        assert run["encoding"].get("theta") == 10000.0
+        assert min(run["parameters"], run["trained_tokens"], run["seconds"], run["tokens_per_second"]) > 0
+    for word in KEYS | results.keys() | results["task"].keys() | results["environment"].keys():
+        assert word in comparison.__doc__, word
+    assert (finished / "recipe.yaml").exists()
+
+
+def test_same_seed_same_data_other_seed_other_data(finished):
+    losses = curves(json.loads((finished / "results.json").read_text()))
+    # at its start TAPE is RoPE, so the first loss is the same if data and weights are
+    assert losses["rope", 0][0] == pytest.approx(losses["tape", 0][0], rel=1e-6)
+    assert losses["rope", 0][-1] != losses["tape", 0][-1]
+    assert losses["rope", 0][0] != losses["rope", 1][0]
+
+
+def test_finished_runs_are_kept_and_others_added(finished, tmp_path, monkeypatch):
+    made = []
+    monkeypatch.setattr(
+        comparison,
+        "execute",
+        lambda plan, label, seed, *a, **k: made.append((label, seed)) or execute(plan, label, seed, *a, **k),
+    )
+    before = curves(json.loads((finished / "results.json").read_text()))
+    changes = {"train": {"steps": 6, "batch_size": 4, "save_every": 2}}
+    compare(plan(seeds=[0, 1], **changes), finished)
+    assert made == []
+    results = compare(plan(seeds=[1, 2], encodings=["rope", "nope"], **changes), finished)
+    assert made == [("rope", 2), ("nope", 1), ("nope", 2)]
+    assert curves(results)["rope", 1] == before["rope", 1]
+    # as it was, for the other tests
+    assert curves(compare(plan(seeds=[0, 1], **changes), finished)) == before
+
+
+def interrupted(out: Path, steps: int) -> None:
+    """A comparison that is killed at a step, counted over all runs."""
+    left, end_step = [steps], StepLog.end_step
+
+    def counted(self, *args):
+        left[0] -= 1
+        if not left[0]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        end_step(self, *args)
+
+    StepLog.end_step = counted
+    compare(plan(seeds=[0, 1], train={"steps": 6, "batch_size": 4, "save_every": 2}), out)
+
+
+@pytest.mark.parametrize("steps", [2, 11])
+def test_killed_comparison_goes_on(steps, finished, tmp_path):
+    process = multiprocessing.get_context("fork").Process(target=interrupted, args=(tmp_path / "out", steps))
+    process.start()
+    process.join()
+    assert process.exitcode == -9
+    results = compare(plan(seeds=[0, 1], train={"steps": 6, "batch_size": 4, "save_every": 2}), tmp_path / "out")
+    assert curves(results) == curves(json.loads((finished / "results.json").read_text()))
+    assert [run["status"] for run in results["runs"]] == ["done"] * 4
+
+
+def test_killed_while_scoring_trains_no_more(tmp_path, monkeypatch):
+    small = plan()
+
+    def die(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(single, "score", die)
+    with pytest.raises(KeyboardInterrupt):
+        execute(small, "tape", 0, tmp_path)
+    log = (tmp_path / "log.jsonl").read_bytes()
+    monkeypatch.undo()
+    entry = execute(small, "tape", 0, tmp_path, resume=True)
+    assert entry["status"] == "done"
+    assert len(entry["log"]) == 4
+    assert (tmp_path / "log.jsonl").read_bytes() == log
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_a_failing_encoding_costs_only_itself(tmp_path, monkeypatch):
+    forward = EquitapeForCausalLM.forward
+
+    def fail(self, *args, **kwargs):
+        if self.config.encoding["kind"] == "alibi":
+            raise RuntimeError("out of luck\nand more")
+        return forward(self, *args, **kwargs)
+
+    monkeypatch.setattr(EquitapeForCausalLM, "forward", fail)
+    small = plan(encodings=["rope", "alibi", "tape"])
+    results = compare(small, tmp_path)
+    assert [run["status"] for run in results["runs"]] == ["done", "failed", "done"]
+    assert results["runs"][1]["note"] == "RuntimeError: out of luck"
+    assert results["runs"][1].keys() == KEYS
+    write_report(results, tmp_path)
+    assert "out of luck" in (tmp_path / "report.md").read_text()
+    # tried again when it may work
+    monkeypatch.undo()
+    assert [run["status"] for run in compare(small, tmp_path)["runs"]] == ["done"] * 3
+
+
+def test_a_loss_that_is_none_is_told_and_kept(tmp_path):
+    # a learning rate that no model survives
+    results = compare(plan(encodings=["rope"], train={"steps": 30, "batch_size": 4, "learning_rate": 1e30, "warmup": 0.0, "clip": 0.0, "save_every": 1}), tmp_path)  # fmt: skip
+    run = results["runs"][0]
+    assert (run["status"], run["evaluation"]) == ("nan", None)
+    assert "was not a number at step" in run["note"]
+    assert checkpoints.newest(tmp_path / "runs" / "rope-seed0") is not None
+    json.loads((tmp_path / "results.json").read_text(), parse_constant=pytest.fail)
+
+
+def test_runs_side_by_side_are_the_same(finished, tmp_path, monkeypatch):
+    # processes that start as copies of this one start at once
+    monkeypatch.setattr(comparison, "get_context", lambda _: multiprocessing.get_context("fork"))
+    results = compare(plan(seeds=[0, 1], encodings=["tape"], train={"steps": 6, "batch_size": 4, "save_every": 2}), tmp_path, jobs=2)  # fmt: skip
+    expected = curves(json.loads((finished / "results.json").read_text()))
+    assert curves(results) == {key: value for key, value in expected.items() if key[0] == "tape"}
+
+
+def test_directories_that_are_refused(finished, tmp_path):
+    for changes, message in (
+        ({"seeds": [0]}, r"differ in train.steps, train.save_every\)"),
+        ({"seeds": [0], "model": {**SMALL["model"], "hidden_size": 32}}, r"differ in model.hidden_size, train"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            compare(plan(**changes), finished)
+    (tmp_path / "letter.txt").write_text("dear")
+    with pytest.raises(ValueError, match="is not empty and holds no run to continue"):
+        compare(plan(), tmp_path)
+    with pytest.raises(ValueError, match="is a file; choose a directory"):
+        compare(plan(), tmp_path / "letter.txt")
+
+
+def test_train_command(tmp_path):
+    (tmp_path / "small.yaml").write_text(to_yaml(plan().recipe))
+    out = tmp_path / "run"
+    command = [
+        "train",
+        str(tmp_path / "small.yaml"),
+        "train.steps=3",
+        "--encoding",
+        "tape",
+        "--seed",
+        "7",
+        "--out",
+        str(out),
+    ]
+    result = runner.invoke(app, command)
+    assert result.exit_code == 0, result.output
+    assert "exact match grid" in result.output
+    entry = json.loads((out / "run.json").read_text())
+    assert (entry["label"], entry["seed"], entry["steps"]) == ("tape", 7, 3)
+    assert EquitapeForCausalLM.from_pretrained(out / "model").config.encoding["kind"] == "tape"
+    again = runner.invoke(app, command)
+    assert again.exit_code == 2
+    assert "holds this run already; continue it with --resume" in " ".join(again.output.replace("│", " ").split())
+    assert runner.invoke(app, [*command, "--resume"]).exit_code == 0
+    other = runner.invoke(app, [*command, "--resume", "train.learning_rate=0.5"])
+    assert other.exit_code == 2
+    assert "another recipe (they differ in train.learning_rate)" in " ".join(other.output.replace("│", " ").split())
+
+
+def test_compare_command_tells_of_failures(tmp_path, monkeypatch):
+    (tmp_path / "small.yaml").write_text(to_yaml(plan(encodings=["rope"]).recipe))
+    command = ["compare", str(tmp_path / "small.yaml"), "train.steps=2", "--out", str(tmp_path / "out")]
+    monkeypatch.setattr(comparison, "execute", lambda *a, **k: (_ for _ in ()).throw(RuntimeError("no")))
+    assert runner.invoke(app, command).exit_code == 1
+    monkeypatch.undo()
+    result = runner.invoke(app, command)
+    assert result.exit_code == 0, result.output
+    assert "report.html" in result.output
+
+
+def test_evaluation_while_training_is_logged(tmp_path):
+    small = plan(train={"steps": 4, "batch_size": 4, "eval_every": 2})
+    execute(small, "tape", 0, tmp_path)
+    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "evaluation" in line] == [2, 4]
+    assert small.task.headline in lines[-1]["evaluation"]
+
+
+def test_padding_to_one_length_changes_no_loss():
+    task = plan().task
+    examples = [task.training_set(0)[index] for index in range(5)]
+    model = EquitapeForCausalLM(plan().configs["tape"])
+    short, padded = task.collate(examples), PadTo(task.collate, 20, task.pad_token_id)(examples)
+    assert padded["input_ids"].shape == padded["attention_mask"].shape == (5, 20)
+    torch.testing.assert_close(model(**short).loss, model(**padded).loss)

@@ -1,0 +1,226 @@
+"""Recipes: every shipped one, overrides, and everything that is refused before any work."""
+
+import json
+from dataclasses import fields
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from equitape.cli import app
+from equitape.settings import Settings
+from equitape.training.help import list_fields, recipe_help
+from equitape.training.plan import count_parameters, describe_plan, make_plan
+from equitape.training.recipe import (
+    EvaluationSettings,
+    ModelSettings,
+    Recipe,
+    available_recipes,
+    load_recipe,
+    parse_recipe,
+    resolved,
+    to_yaml,
+)
+from equitape.training.settings import TrainSettings
+
+runner = CliRunner()
+SHIPPED = {
+    "demo",
+    "addition-20",
+    "addition-40",
+    "addition-40-paper",
+    "state-tracking",
+    "state-tracking-s5",
+    "lm-books",
+    "c4-155m",
+    "ablation-updates",
+    "ablation-equivariance",
+    "ablation-mixer-size",
+    "ablation-layers",
+}
+SMALL = {
+    "task": {"name": "addition", "trained_digits": 1, "tested_digits": 2, "samples": 2},
+    "model": {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2},
+    "encodings": ["rope", "tape"],
+    "train": {"steps": 4, "batch_size": 4},
+}
+
+
+@pytest.fixture
+def recipe_file(tmp_path):
+    def write(**changes):
+        path = tmp_path / "small.yaml"
+        path.write_text(yaml.safe_dump({**SMALL, **changes}))
+        return str(path)
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def books(tmp_path_factory):
+    """Text enough for a recipe that scores 8 x 1024 bytes."""
+    folder = tmp_path_factory.mktemp("books")
+    for name in ("train", "valid"):
+        (folder / f"{name}.txt").write_text("It was a dark and stormy night; the rain fell in torrents. " * 200)
+    return folder
+
+
+def test_the_shipped_recipes_are_these():
+    assert set(available_recipes()) == SHIPPED
+
+
+@pytest.mark.parametrize("name", sorted(SHIPPED))
+def test_every_shipped_recipe_dry_runs(name, books, tmp_path):
+    recipe = load_recipe(name)
+    assert recipe.description
+    assert parse_recipe(resolved(recipe)) == recipe
+    command = ["compare", name, "--dry-run", "--out", str(tmp_path / "out")]
+    if recipe.task["name"] == "text":
+        command += [f"task.train={books / 'train.txt'}", f"task.valid={books / 'valid.txt'}"]
+        command += ["task.tokenizer=bytes", f"task.cache={tmp_path}"]
+    result = runner.invoke(app, command)
+    assert result.exit_code == 0, result.output
+    for choice in recipe.choices:
+        assert choice.label in result.output
+    for words in (recipe.task["name"], "parameters", "dry run", "tokens"):
+        assert words in result.output
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_papers_sizes():
+    addition = make_plan(load_recipe("addition-40-paper"))
+    assert count_parameters(addition.configs["rope"]) == 16 * (4 * 1024**2 + 3 * 1024 * 2048 + 2 * 1024) + 31 * 1024
+    c4 = load_recipe("c4-155m")
+    assert (c4.train.batch_size, c4.train.steps, c4.train.learning_rate) == (512, 10_000, 1e-4)
+
+
+def test_dry_run_tells_what_training_would_do(recipe_file):
+    told = describe_plan(make_plan(load_recipe(recipe_file(seeds=[0, 5], train={"tokens": 5000, "batch_size": 8}))))
+    plan = make_plan(load_recipe(recipe_file()))
+    assert told["encodings"]["tape"]["seeds"] == [0, 5]
+    assert told["encodings"]["tape"]["parameters"] == count_parameters(plan.configs["tape"])
+    steps, tokens = (int(word.replace(",", "")) for word in told["budget"].split() if word[0].isdigit())
+    assert tokens == pytest.approx(5000, abs=60)
+    assert steps == pytest.approx(5000 / 8 / 5.5, rel=0.2)
+
+
+def test_overrides(recipe_file):
+    path = recipe_file()
+    overridden = load_recipe(
+        path, ["train.steps=9", "encodings=[nope, {kind: alibi, seeds: [4]}]", "train.learning_rate=1e-4", "name=mine"]
+    )
+    assert (overridden.train.steps, overridden.train.learning_rate, overridden.name) == (9, 1e-4, "mine")
+    assert [choice.label for choice in overridden.choices] == ["nope", "alibi"]
+    assert overridden.choices[1].seeds == (4,)
+    assert load_recipe(path, ["evaluation.share=0.5"]).evaluation.share == 0.5
+    # a budget takes the place of the recipe's
+    assert load_recipe(path, ["train.minutes=2"]).train.steps is None
+    with pytest.raises(ValueError, match="steps and minutes are given"):
+        load_recipe(path, ["train.minutes=2", "train.steps=3"])
+
+
+def test_resolved_recipe_can_be_read_back(recipe_file, tmp_path):
+    recipe = load_recipe(recipe_file(claims={"rope": {"exact_match_grid": 25}}))
+    (tmp_path / "again.yaml").write_text(to_yaml(recipe))
+    assert load_recipe(tmp_path / "again.yaml") == recipe
+    json.dumps(resolved(recipe))
+
+
+WRONG = {
+    "typo": ({"trian": {"steps": 3}}, [], "has no option 'trian'. Did you mean 'train'?"),
+    "typo inside": ({}, ["train.stps=3"], "has no option 'stps'. Did you mean 'steps'?"),
+    "typo in the model": ({}, ["model.hiden_size=3"], "Did you mean 'hidden_size'?"),
+    "typo in the task": ({}, ["task.trained_digit=3"], "Did you mean 'trained_digits'?"),
+    "typo in an encoding": ({"encodings": [{"kind": "tape", "mixersize": 3}]}, [], "Did you mean 'mixer_size'?"),
+    "unknown encoding": ({"encodings": ["rope", "tap"]}, [], "Unknown encoding 'tap'. Did you mean 'tape'?"),
+    "unknown task": ({}, ["task.name=adition"], "Unknown task 'adition'. Did you mean 'addition'?"),
+    "wrong type": ({}, ["train.steps=many"], "'many', a str; it must be int or NoneType"),
+    "no task": ({"task": {}}, [], "names no task"),
+    "no encodings": ({"encodings": []}, [], "has no encodings"),
+    "no kind": ({"encodings": [{"label": "x"}]}, [], "is neither a kind nor a dictionary with one"),
+    "no budget": ({"train": {}}, [], "train has no budget; give one of steps, tokens and minutes"),
+    "labels": (
+        {"encodings": ["tape", {"kind": "tape", "normalize": True}]},
+        [],
+        "More than one encoding is called 'tape'",
+    ),
+    "seeds": ({}, ["seeds=3"], "tuple"),
+    "same seed twice": ({}, ["seeds=[1, 1]"], "names a seed twice"),
+    "seeds of one": ({"encodings": [{"kind": "tape", "seeds": []}]}, [], "is no list of seeds"),
+    "claims": ({"claims": {"rope": 3}}, [], "claims: 'rope' must hold metrics and their numbers"),
+    "share": ({}, ["evaluation.share=0"], "it must be above 0 and at most 1"),
+    "override": ({}, ["train.steps"], "is no override; write key=value"),
+    "override into nothing": ({}, ["encodings.a=3"], "which has nothing inside to set"),
+    "override that is no YAML": ({}, ["seeds=[1"], "is not YAML"),
+    "learned table": (
+        {"encodings": [{"kind": "learned", "num_positions": 8}]},
+        [],
+        "Encoding 'learned' has a learned table of 8 positions and task 'addition' runs 10 tokens",
+    ),
+    "learned table of the model": (
+        {"encodings": ["learned"]},
+        ["model.max_position_embeddings=9"],
+        "has a learned table of 9 positions",
+    ),
+    "heads": ({}, ["model.num_attention_heads=3"], "not a multiple of num_attention_heads 3"),
+    "no data": ({"task": {"name": "text"}}, [], "has no text"),
+    "data not there": ({"task": {"name": "text", "train": "/nowhere", "valid": "/nowhere"}}, [], "/nowhere"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_refused_before_any_work(case, recipe_file, tmp_path):
+    changes, overrides, message = WRONG[case]
+    with pytest.raises(ValueError, match=r"\w") as caught:
+        make_plan(load_recipe(recipe_file(**changes), overrides))
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    result = runner.invoke(app, ["compare", recipe_file(**changes), *overrides, "--out", str(tmp_path / "out")])
+    assert result.exit_code == 2
+    assert not (tmp_path / "out").exists()
+
+
+def test_empty_and_unreadable_data_are_refused(recipe_file, tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "bytes.txt").write_bytes(b"\xff\xfe\x00bad")
+    for name in ("folder", "bytes.txt"):
+        task = {"name": "text", "train": str(tmp_path / name), "valid": str(tmp_path / name), "cache": str(tmp_path)}
+        with pytest.raises(ValueError, match=name):
+            make_plan(load_recipe(recipe_file(task=task)))
+
+
+def test_files_that_are_no_recipes(tmp_path):
+    with pytest.raises(ValueError, match=r"There is no recipe 'adition-20'. Did you mean 'addition-20'\?"):
+        load_recipe("adition-20")
+    with pytest.raises(ValueError, match="There is no recipe file"):
+        load_recipe(tmp_path / "none.yaml")
+    for text, message in (
+        ("- a list", "must be a dictionary of settings; it is list"),
+        ("a: [1", "line 1 is not YAML"),
+        ("train: {}\ntrain: {}", "the key 'train' is given twice"),
+    ):
+        (tmp_path / "wrong.yaml").write_text(text)
+        with pytest.raises(ValueError, match=message):
+            load_recipe(tmp_path / "wrong.yaml")
+
+
+def test_unknown_label_or_option_of_train(recipe_file):
+    result = runner.invoke(app, ["train", recipe_file(), "--encoding", "tap"])
+    assert result.exit_code == 2
+    assert "Did you mean 'tape'" in " ".join(result.output.replace("│", " ").split())
+
+
+def test_help_documents_every_field():
+    def names(cls: type[Settings], prefix: str = ""):
+        for entry in fields(cls):
+            yield f"{prefix}{entry.name}"
+
+    expected = {*names(Recipe), *names(ModelSettings, "model."), *names(TrainSettings, "train.")}
+    expected |= set(names(EvaluationSettings, "evaluation."))
+    rows = list_fields()
+    assert {name for name, _, _ in rows} == expected
+    assert all(words.endswith(".") for _, _, words in rows)
+    for command in ("train", "compare"):
+        shown = " ".join(runner.invoke(app, [command, "--help"]).output.split())
+        assert all(f" {name}" in shown for name in expected), command
+    assert "train.batch_size [64]: Examples in an optimizer step" in recipe_help()
