@@ -1,6 +1,7 @@
 """The fused kernels as operators that torch.compile, checkpointing and export can see through.
 
-Registering it needs no Triton; running it does. Shapes as in reference.py.
+Registering them needs no Triton; running them does. Shapes as in reference.py. They are defined by schemas rather than
+by torch.library.custom_op, whose calls take the host several times as long.
 """
 
 import contextlib
@@ -9,9 +10,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
+DEVICES = ("cpu", "cuda")
+"""On the CPU the kernels run under Triton's interpreter."""
 
-@torch.library.custom_op("equitape::update_field", mutates_args=())
-def fused_update(
+_INPUTS = "Tensor field, Tensor? carried, Tensor? gate, Tensor? carry, Tensor? mix_in, Tensor? mix_out, bool normalize"
+torch.library.define("equitape::update_field", f"({_INPUTS}) -> Tensor")
+torch.library.define(
+    "equitape::update_field_backward",
+    f"(Tensor gradient, {_INPUTS}, bool wants_field) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
+torch.library.define(
+    "equitape::turn_gradients",
+    "(Tensor query_slope, Tensor key_slope, Tensor query, Tensor key, Tensor field) -> (Tensor, Tensor, Tensor)",
+)
+fused_update = torch.ops.equitape.update_field.default
+fused_gradients = torch.ops.equitape.update_field_backward.default
+fused_turn_gradients = torch.ops.equitape.turn_gradients.default
+
+
+@torch.library.impl("equitape::update_field", DEVICES)
+def _update(
     field: Tensor,
     carried: Tensor | None,
     gate: Tensor | None,
@@ -33,7 +51,7 @@ def fused_update(
     return updated
 
 
-@fused_update.register_fake
+@torch.library.register_fake("equitape::update_field")
 def _(
     field: Tensor,
     carried: Tensor | None,
@@ -46,8 +64,8 @@ def _(
     return _empty_result(field, carried, gate)
 
 
-@torch.library.custom_op("equitape::update_field_backward", mutates_args=())
-def fused_gradients(
+@torch.library.impl("equitape::update_field_backward", DEVICES)
+def _update_gradients(
     gradient: Tensor,
     field: Tensor,
     carried: Tensor | None,
@@ -67,7 +85,7 @@ def fused_gradients(
     return gradients
 
 
-@fused_gradients.register_fake
+@torch.library.register_fake("equitape::update_field_backward")
 def _(
     gradient: Tensor,
     field: Tensor,
@@ -80,6 +98,26 @@ def _(
     wants_field: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     return _empty_gradients(field if wants_field else None, carried, gate, carry, mix_in, mix_out, like=gradient)
+
+
+@torch.library.impl("equitape::turn_gradients", DEVICES)
+def _turn_gradients(
+    query_slope: Tensor, key_slope: Tensor, query: Tensor, key: Tensor, field: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """reference.turn_gradients by Triton, for a field with its whole batch."""
+    from .triton_turn import turn_gradients
+
+    gradients = _empty_turn_gradients(query, key, field)
+    with _on_device(field):
+        turn_gradients(gradients, query_slope, key_slope, query, key, field)
+    return gradients
+
+
+@torch.library.register_fake("equitape::turn_gradients")
+def _(
+    query_slope: Tensor, key_slope: Tensor, query: Tensor, key: Tensor, field: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _empty_turn_gradients(query, key, field)
 
 
 def _empty_result(field: Tensor, carried: Tensor | None, gate: Tensor | None) -> Tensor:
@@ -112,6 +150,14 @@ def _empty_gradients(
     )
 
 
+def _empty_turn_gradients(query: Tensor, key: Tensor, field: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    # heads of a token side by side, as the projections want the gradients of their outputs
+    def by_token(heads: Tensor) -> Tensor:
+        return torch.empty_like(heads.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
+
+    return by_token(query), by_token(key), field.new_empty(field.shape)
+
+
 def _on_device(tensor: Tensor) -> Any:
     # Triton launches on the current device, which need not be the tensor's
     return torch.cuda.device(tensor.device) if tensor.is_cuda else contextlib.nullcontext()
@@ -128,32 +174,4 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     return *(each if wanted else None for each, wanted in zip(gradients, wants, strict=False)), None
 
 
-fused_update.register_autograd(_backward, setup_context=_save_inputs)
-
-
-@torch.library.custom_op("equitape::turn_gradients", mutates_args=())
-def fused_turn_gradients(
-    query_slope: Tensor, key_slope: Tensor, query: Tensor, key: Tensor, field: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """reference.turn_gradients by Triton, for a field with its whole batch."""
-    from .triton_turn import turn_gradients
-
-    gradients = _empty_turn_gradients(query, key, field)
-    with _on_device(field):
-        turn_gradients(gradients, query_slope, key_slope, query, key, field)
-    return gradients
-
-
-@fused_turn_gradients.register_fake
-def _(
-    query_slope: Tensor, key_slope: Tensor, query: Tensor, key: Tensor, field: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    return _empty_turn_gradients(query, key, field)
-
-
-def _empty_turn_gradients(query: Tensor, key: Tensor, field: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    # heads of a token side by side, as the projections want the gradients of their outputs
-    def by_token(heads: Tensor) -> Tensor:
-        return torch.empty_like(heads.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
-
-    return by_token(query), by_token(key), field.new_empty(field.shape)
+torch.library.register_autograd("equitape::update_field", _backward, setup_context=_save_inputs)

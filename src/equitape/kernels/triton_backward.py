@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .launch import Plan, launch
 from .triton_field import (
     Update,
     add_identity,
@@ -32,6 +33,7 @@ from .triton_field import (
     load_weight,
     multiply,
     num_programs,
+    num_tiles,
     rounded,
     rows_of,
     store_chunk,
@@ -277,44 +279,34 @@ def backward(
 
     Gradients of tensors not given, and of the field unless wants_field, are left alone.
     """
-    update = Update.of(field, carried, gate, carry, mix_in, normalize)
     field_gradient, carried_gradient, gate_gradient, *weight_gradients = gradients
     carry_size = carry.numel() if carry is not None else 0
     mix_size = mix_in.numel() if mix_in is not None else 0
     size = carry_size + 2 * mix_size
-    programs = num_programs(field.device, update.num_tiles, PROGRAMS_PER_PROCESSOR)
+    tiles = num_tiles(field)
+    programs = num_programs(field.device, tiles, PROGRAMS_PER_PROCESSOR)
     partial_sums = torch.empty(programs, size, dtype=torch.float32, device=field.device)
-    gradient_kernel[(programs,)](
-        field_gradient,
-        carried_gradient,
-        gate_gradient,
-        partial_sums,
-        gradient,
-        field,
-        carried,
-        gate,
-        contiguous(carry),
-        contiguous(mix_in),
-        contiguous(mix_out),
-        strides(field_gradient),
-        strides(carried_gradient),
-        strides(gradient),
-        strides(field),
-        strides(carried),
-        strides(gate),
-        update.tokens,
-        update.num_tiles,
-        EXACT=update.exact(field),
-        EXACT_GRADIENT=update.exact(gradient) and not normalize,
-        WANTS_FIELD=wants_field,
-        **update.constants(CHUNK, num_fields=2, device=field.device),
-    )
-    sum_kernel[(triton.cdiv(size, SUM_COLUMNS),)](
-        *weight_gradients,
-        partial_sums,
-        programs,
-        CARRY_SIZE=carry_size,
-        MIX_SIZE=mix_size,
-        ROWS=SUM_ROWS,
-        COLUMNS=SUM_COLUMNS,
-    )
+    written = (field_gradient, carried_gradient, gate_gradient, partial_sums)
+    read = (gradient, field, carried, gate, contiguous(carry), contiguous(mix_in), contiguous(mix_out))
+
+    def plan() -> Plan:
+        update = Update.of(field, carried, gate, carry, mix_in, normalize)
+        strided = (field_gradient, carried_gradient, gradient, field, carried, gate)
+        return Plan(
+            grid=(programs,),
+            numbers=(*map(strides, strided), update.tokens, tiles),
+            constants={
+                "EXACT": update.exact(field),
+                "EXACT_GRADIENT": update.exact(gradient) and not normalize,
+                "WANTS_FIELD": wants_field,
+                **update.constants(CHUNK, num_fields=2, device=field.device),
+            },
+        )
+
+    launch(gradient_kernel, (*written, *read), (normalize, wants_field), plan)
+
+    def sum_plan() -> Plan:
+        sizes = {"CARRY_SIZE": carry_size, "MIX_SIZE": mix_size, "ROWS": SUM_ROWS, "COLUMNS": SUM_COLUMNS}
+        return Plan((triton.cdiv(size, SUM_COLUMNS),), (programs,), sizes)
+
+    launch(sum_kernel, (*weight_gradients, partial_sums), (carry_size, mix_size), sum_plan)

@@ -17,6 +17,7 @@ gates (PARTS x padded I), E channels of a chunk. Heads and gates are padded with
 # mypy: allow-untyped-defs, no-check-untyped-defs
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -42,7 +43,6 @@ class Update:
     """Sizes and dtypes of one update, and how it is cut into tiles."""
 
     parts: int
-    batch: int
     tokens: int
     groups: int
     heads: int
@@ -66,13 +66,12 @@ class Update:
         normalize: bool,
     ) -> "Update":
         """Read off the arguments of an update."""
-        batch, groups, tokens, dim = field.shape
+        _, groups, tokens, dim = field.shape
         parts = 2 if 3 in (carry.dim() if carry is not None else 0, mix_in.dim() if mix_in is not None else 0) else 1
         source = carried if carried is not None else gate
         assert source is not None
         return cls(
             parts=parts,
-            batch=batch,
             tokens=tokens,
             groups=groups,
             heads=carried.shape[1] if carried is not None else 1,
@@ -83,11 +82,6 @@ class Update:
             has_mix=gate is not None,
             normalize=normalize,
         )
-
-    @property
-    def num_tiles(self) -> int:
-        """A tile is as many tokens of one sequence as a program has warps."""
-        return self.batch * triton.cdiv(self.tokens, WARPS)
 
     def constants(self, chunk: int, num_fields: int, device: torch.device) -> dict[str, Any]:
         """What the kernels know when they are compiled.
@@ -130,14 +124,21 @@ class Update:
         return tensor.dtype == self.compute and self.compute != torch.float32
 
 
+def num_tiles(field: Tensor) -> int:
+    """A tile is as many tokens of one sequence as a program has warps."""
+    return field.shape[0] * triton.cdiv(field.shape[2], WARPS)
+
+
 def num_programs(device: torch.device, num_tiles: int, per_processor: int) -> int:
     """Each program walks over many tiles, so that weights are read, and their gradients written, once a program."""
-    if device.type == "cuda":
-        limit = torch.cuda.get_device_properties(device).multi_processor_count * per_processor
-    else:
-        # the interpreter: few enough that a program sees several tiles
-        limit = 2
+    # for the interpreter few enough that a program sees several tiles
+    limit = _num_processors(device) * per_processor if device.type == "cuda" else 2
     return max(1, min(limit, num_tiles))
+
+
+@cache
+def _num_processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def shared_memory(device: torch.device) -> int:

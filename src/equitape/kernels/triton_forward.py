@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .launch import Plan, launch
 from .triton_field import (
     Update,
     contiguous,
@@ -18,6 +19,7 @@ from .triton_field import (
     load_gates,
     load_weight,
     num_programs,
+    num_tiles,
     rows_of,
     store_chunk,
     strides,
@@ -113,21 +115,14 @@ def forward(
     normalize: bool,
 ) -> None:
     """Write z'' into updated [B, G, N, D]. Other arguments are as in reference.py, the field with its whole batch."""
-    update = Update.of(field, carried, gate, carry, mix_in, normalize)
-    update_kernel[(num_programs(field.device, update.num_tiles, PROGRAMS_PER_PROCESSOR),)](
-        updated,
-        field,
-        carried,
-        gate,
-        contiguous(carry),
-        contiguous(mix_in),
-        contiguous(mix_out),
-        strides(updated),
-        strides(field),
-        strides(carried),
-        strides(gate),
-        update.tokens,
-        update.num_tiles,
-        EXACT=update.exact(field),
-        **update.constants(CHUNK, num_fields=1, device=field.device),
-    )
+    tensors = (updated, field, carried, gate, contiguous(carry), contiguous(mix_in), contiguous(mix_out))
+
+    def plan() -> Plan:
+        update = Update.of(field, carried, gate, carry, mix_in, normalize)
+        return Plan(
+            grid=(num_programs(field.device, num_tiles(field), PROGRAMS_PER_PROCESSOR),),
+            numbers=(*map(strides, tensors[:4]), update.tokens, num_tiles(field)),
+            constants={"EXACT": update.exact(field), **update.constants(CHUNK, num_fields=1, device=field.device)},
+        )
+
+    launch(update_kernel, tensors, normalize, plan)

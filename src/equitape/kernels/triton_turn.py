@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .launch import Plan, launch
 from .triton_field import rounded, strides
 
 TILE = 2048
@@ -107,17 +108,16 @@ def turn_gradients(
     field: Tensor,
 ) -> None:
     """Write what reference.turn_gradients gives: queries [B, H, N, D], keys and field [B, G, N, D]."""
-    batch, groups, tokens, dim = field.shape
-    frequencies = dim // 2
-    padded = triton.next_power_of_2(frequencies)
-    tile = max(1, TILE // padded)
     operands = (*gradients, query_slope, key_slope, query, key, field)
-    turn_gradient_kernel[(triton.cdiv(tokens, tile), groups, batch)](
-        *operands,
-        *(strides(operand) for operand in operands),
-        tokens,
-        RATIO=query.shape[1] // groups,
-        M=frequencies,
-        PADDED_M=padded,
-        T=tile,
-    )
+
+    def plan() -> Plan:
+        batch, groups, tokens, dim = field.shape
+        padded = triton.next_power_of_2(dim // 2)
+        tile = max(1, TILE // padded)
+        return Plan(
+            grid=(triton.cdiv(tokens, tile), groups, batch),
+            numbers=(*map(strides, operands), tokens),
+            constants={"RATIO": query.shape[1] // groups, "M": dim // 2, "PADDED_M": padded, "T": tile},
+        )
+
+    launch(turn_gradient_kernel, operands, None, plan)
