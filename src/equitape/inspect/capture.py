@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..encodings import LayerEncoding, PositionalEncoding
+from ..encodings.base import HookedModule
 from ..encodings.tensor_tape import TensorTape
 from ..kernels.reference import mixing_matrices
 from ..model import EquitapeModel
@@ -67,14 +68,24 @@ def frozen_state(model: Any) -> Iterator[None]:
     def carry_nothing(state: Tensor | None) -> None:
         return None
 
-    try:
+    with ExitStack() as stack:
         for part in parts:
-            part.update = keep  # type: ignore[assignment, method-assign]
-            part.values = carry_nothing  # type: ignore[method-assign]
+            stack.enter_context(replaced_hook(part, "update", keep))
+            stack.enter_context(replaced_hook(part, "values", carry_nothing))
+        yield
+
+
+@contextmanager
+def replaced_hook(owner: HookedModule, name: str, hook: Callable[..., Any]) -> Iterator[None]:
+    """Let one encoding, not its class, answer a hook differently for a while."""
+    before = vars(owner).get(name)
+    setattr(owner, name, hook)
+    try:
         yield
     finally:
-        for part in parts:
-            del part.update, part.values
+        delattr(owner, name)
+        if before is not None:
+            setattr(owner, name, before)
 
 
 @contextmanager
@@ -143,7 +154,8 @@ class Watcher(ExitStack):
         if "gate" in self.found:
             part = block.self_attn.encoding
             mixing = mixing_matrices(nn.functional.silu(self.found["gate"]), part.mix_in, part.mix_out)
-            mixing = mixing[0] if mixing.dim() == 4 else torch.complex(*mixing[:, 0].float())
+            wide = mixing.to(torch.promote_types(mixing.dtype, torch.float32))
+            mixing = wide[0] if wide.dim() == 4 else torch.complex(*wide[:, 0])
         self.visit(self.index, LayerRecord(state, self.found["attention"][0], mixing))
         self.index += 1
         self.found = {}

@@ -8,8 +8,8 @@ Shapes: B batch, N tokens.
 """
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,11 +20,12 @@ from transformers import DynamicCache
 from ..encodings import PositionalEncoding, Positions
 from ..encodings.tensor_tape import TensorTape
 from ..model import EquitapeModel
+from .capture import replaced_hook
 from .stability import is_at_start
 
 PASS, FAIL, NOT_PROMISED, NOT_APPLICABLE = "pass", "fail", "not promised", "does not apply"
 LIMITS = {torch.float64: 1e-6, torch.float32: 1e-2}
-"""Rounding grows from layer to layer, by three to four digits in deep models; a broken promise shows at 1e-1."""
+"""Rounding grows with depth: SmolLM2-135M, 30 layers, errs by 9e-9 and 5e-4. A broken promise shows at 1e-1."""
 OFFSETS = (1, 1000, 1_000_000)
 ROWS = 2
 
@@ -147,9 +148,10 @@ class Checker:
         promised = self.encoding is not None and self.encoding.shift_invariant
         if not errors:
             return Check(name="shift", meaning=meaning, verdict=FAIL if promised else NOT_PROMISED, note=note)
-        if not promised:
-            whose = "this class of model" if self.encoding is None else f"{self.encoding.kind!r}"
-            note = f"Not shift invariant by declaration of {whose}. {note}".strip()
+        if self.encoding is None:
+            note = f"This class of model declares nothing about shifts. {note}".strip()
+        elif not promised:
+            note = f"{self.encoding.kind!r} is not shift invariant, by its own declaration. {note}".strip()
         return self.judge("shift", f"{meaning} (by {', '.join(tried)})", errors, promised, note)
 
     def rotation(self) -> Check:
@@ -269,9 +271,8 @@ def find_turn(encoding: PositionalEncoding) -> Callable[[Tensor], Tensor] | None
     return None
 
 
-@contextmanager
-def turned_start(encoding: PositionalEncoding, turn: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """Let an encoding begin with a turned state."""
+def turned_start(encoding: PositionalEncoding, turn: Callable[[Tensor], Tensor]) -> AbstractContextManager[None]:
+    """Let an encoding begin with a turned state for a while."""
     begin = encoding.begin
 
     def begin_turned(positions: Positions, dtype: torch.dtype) -> Tensor:
@@ -279,8 +280,4 @@ def turned_start(encoding: PositionalEncoding, turn: Callable[[Tensor], Tensor])
         assert state is not None
         return turn(state)
 
-    encoding.begin = begin_turned  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        del encoding.begin
+    return replaced_hook(encoding, "begin", begin_turned)

@@ -1,5 +1,6 @@
 """From what a user types to a model and to tokens: folders, runs, adapters; files, strings, numbers."""
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,12 +36,15 @@ def load_model(name: str, dtype: str, base: str | None = None, as_ours: bool = T
 
     as_ours: turn others into one of ours, with the same outputs; otherwise they stay what they are.
     """
+    import transformers
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from ..adapt import adapt, load_adapter
     from ..adapt.adapter import DESCRIPTION
     from ..registry import describe_choices
 
+    if not sys.stderr.isatty():
+        transformers.logging.disable_progress_bar()
     if dtype not in DTYPES:
         raise ValueError(f"There is no dtype {dtype!r} here.{describe_choices(dtype, DTYPES)}")
     path = Path(name).expanduser()

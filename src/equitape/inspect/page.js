@@ -170,6 +170,7 @@ async function drawMaps() {
 const strips = data.strips.map((entry) => {
   const view = frame(entry, document.getElementById("strips"));
   view.canvas.classList.add("strip");
+  view.canvas.style.height = `${Math.min(Math.max(11, 0.55 * data.layers), 24)}rem`;
   const mark = document.createElement("div");
   mark.className = "mark";
   view.cross.after(mark);

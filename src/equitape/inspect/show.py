@@ -18,8 +18,8 @@ STYLES = {PASS: "green", FAIL: "bold red"}
 
 
 def number(value: float | None) -> str:
-    """Three significant digits."""
-    return "" if value is None else f"{value:.3g}"
+    """Two significant digits."""
+    return "" if value is None else f"{value:.2g}"
 
 
 def print_certificate(certificate: Certificate, name: str, console: Console) -> None:
@@ -48,13 +48,22 @@ def certificate_json(certificate: Certificate) -> str:
     return json.dumps(plain, indent=2)
 
 
+def narrow_table(columns: list[str]) -> Table:
+    """A table whose figures are never cut; the first column may wrap."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column(columns[0])
+    for column in columns[1:]:
+        table.add_column(column, justify="right", no_wrap=True)
+    return table
+
+
 def print_layers(seen: Inspection, console: Console) -> None:
     """One row a measure, one column for each of some layers."""
     lines = lines_of(seen)
     if not lines:
         return
     layers = chosen_layers(seen.num_layers)
-    table = Table("mean over tokens and heads", *(f"layer {layer + 1}" for layer in layers), box=box.SIMPLE_HEAD)
+    table = narrow_table(["mean by layer", *(str(layer + 1) for layer in layers)])
     for line in lines:
         table.add_row(line["title"], *(number(line["values"][layer]) for layer in layers))
     console.print(table)
@@ -63,13 +72,13 @@ def print_layers(seen: Inspection, console: Console) -> None:
 def print_stability(stability: Stability, console: Console) -> None:
     """The paper's Table 8."""
     layers = stability.shown_layers()
-    for what, title in (("attention", "attention, x 0.01"), ("products", "products of states, %")):
-        table = Table(title, "disturbance", *(f"layer {layer}" for layer in layers), box=box.SIMPLE_HEAD)
+    for what, title in (("attention", "attention x 0.01"), ("products", "state products, %")):
+        table = narrow_table([f"{title}, by layer", *map(str, layers)])
         for change in stability.changes:
             values = getattr(change, what)
             if values is not None:
                 cells = (number(100 * values[layer - 1]) if layer <= len(values) else "" for layer in layers)
-                table.add_row(escape(change.model), change.disturbance, *cells)
+                table.add_row(escape(f"{change.model}: {change.disturbance}"), *cells)
         if table.row_count:
             console.print(table)
     for note in stability.notes:

@@ -1,0 +1,99 @@
+"""Inspections: pooled honestly, windows, encodings that have little to show, refusals."""
+
+import numpy as np
+import pytest
+import torch
+
+from cases import CASES, build, draw_tokens
+from equitape.inspect import look_inside, visit_layers
+
+
+def test_without_pooling_maps_are_the_attention_itself():
+    model, tokens = build("tape"), draw_tokens(1, 14)
+    seen = look_inside(model, tokens)
+    records = []
+    visit_layers(model, tokens, lambda index, record: records.append(record))
+    assert np.allclose(seen.attention, torch.stack([record.attention for record in records]), atol=1e-6)
+    assert seen.notes() == []
+    assert seen.cells.bounds == [(index, index) for index in range(14)]
+
+
+@pytest.mark.parametrize(("length", "cells"), [(14, 5), (15, 7), (40, 16), (9, 2)])
+def test_pooled_attention_keeps_all_of_it(length, cells):
+    """By hand: mean over the queries of a cell, sum over the keys of a cell; rows still add up to one."""
+    model, tokens = build("tape"), draw_tokens(1, length)
+    seen, full = look_inside(model, tokens, max_cells=cells), look_inside(model, tokens)
+    assert len(seen.cells.bounds) <= cells
+    assert seen.cells.bounds[-1][1] == length - 1
+    assert np.allclose(seen.attention.sum(-1), 1, atol=1e-5)
+    for row, (first, last) in enumerate(seen.cells.bounds):
+        for column, (start, end) in enumerate(seen.cells.bounds):
+            block = full.attention[:, :, first : last + 1, start : end + 1]
+            assert np.allclose(seen.attention[:, :, row, column], block.sum(-1).mean(-1), atol=1e-6)
+            product = full.products[:, first : last + 1, start : end + 1].mean((1, 2))
+            assert np.allclose(seen.products[:, row, column], product, atol=1e-5)
+    assert f"{length} tokens as" in " ".join(seen.notes())
+
+
+def test_a_window_shows_its_tokens_while_the_model_reads_all():
+    model, tokens = build("tape"), draw_tokens(1, 20)
+    full, part = look_inside(model, tokens), look_inside(model, tokens, show=(6, 15))
+    assert np.allclose(part.attention, full.attention[:, :, 6:15, 6:15], atol=1e-6)
+    assert np.allclose(part.norms, full.norms[:, :, 6:15])
+    assert part.samples == list(range(6, 15))
+    assert "tokens 6 to 14 of the 20" in part.notes()[0]
+
+
+def test_first_layer_is_unmoved_and_later_ones_are_not():
+    seen = look_inside(build("tape"), draw_tokens(1, 16))
+    assert np.abs(seen.attention_change[0]).max() < 1e-6
+    assert np.abs(seen.attention_change[1:]).max() > 1e-2
+    assert np.allclose(seen.norms[0], 1)
+    assert seen.displacement[0].max() < 1e-6
+    assert seen.displacement[1:].max() > 0.1
+    assert np.nanmax(np.abs(seen.distances[0] - seen.true_distances())) < 1e-3
+    assert np.nanmax(np.abs(seen.distances[1] - seen.true_distances())) > 0.1
+    assert np.isnan(seen.mixing_strength[2]).all()
+    assert not np.isnan(seen.mixing_strength[:2]).any()
+    assert np.isnan(seen.past_only(seen.attention)).sum() == 3 * 4 * 16 * 15 / 2
+
+
+def test_tape_at_its_start_shows_no_change():
+    model = build("tape")
+    for name, parameter in model.named_parameters():
+        if name.endswith((".carry", ".mix_out")):
+            torch.nn.init.zeros_(parameter)
+    seen = look_inside(model, draw_tokens(1, 12))
+    assert np.abs(seen.attention_change).max() == 0
+    assert np.nanmax(np.abs(seen.distances - seen.true_distances())) < 1e-3
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case not in ("rope-dynamic", "randpe-sampled")])
+def test_every_encoding_can_be_looked_at(case):
+    model = build(case, dtype=torch.float32)
+    seen = look_inside(model, draw_tokens(1, 9))
+    assert np.allclose(seen.attention.sum(-1), 1, atol=1e-5)
+    encoding = model.model.encoding
+    assert (seen.norms is not None) == encoding.has_field
+    assert (seen.products is not None) == (encoding.has_field or encoding.kind == "tensor_tape")
+    assert seen.updates == (encoding.kind in ("tape", "tensor_tape"))
+
+
+def test_long_texts_are_sampled_evenly():
+    seen = look_inside(build("tape", dtype=torch.float32, max_position_embeddings=256), draw_tokens(1, 200))
+    assert len(seen.samples) == 64
+    assert (seen.samples[0], seen.samples[-1]) == (0, 199)
+    assert set(np.diff(seen.samples)) <= {3, 4}
+    assert "64 evenly spaced tokens" in " ".join(seen.notes())
+
+
+def test_refusals():
+    model = build("tape")
+    with pytest.raises(ValueError, match=r"shape \[2, 6\]"):
+        look_inside(model, draw_tokens(2, 6))
+    with pytest.raises(ValueError, match="3 labels for 6 tokens"):
+        look_inside(model, draw_tokens(1, 6), ["a", "b", "c"])
+    with pytest.raises(ValueError, match=r"Tokens 2 to 9 .* 6 tokens"):
+        look_inside(model, draw_tokens(1, 6), show=(2, 9))
+    with pytest.raises(ValueError, match="max_cells is 1"):
+        look_inside(model, draw_tokens(1, 6), max_cells=1)

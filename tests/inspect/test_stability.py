@@ -1,0 +1,110 @@
+"""The table of stability: what must not move does not, what may does, and the ablation is what it says."""
+
+import pytest
+import torch
+
+from cases import build, draw_tokens, gap
+from equitape.inspect import measure_stability
+from equitape.inspect.stability import TWIN, unequivariant_twin
+
+
+def table(stability):
+    return {(change.model, change.disturbance): change for change in stability.changes}
+
+
+def test_shifted_ids_move_only_the_ablation():
+    stability = measure_stability(build("tape"), draw_tokens(1, 20), 1)
+    found = table(stability)
+    assert {model for model, _ in found} == {"rope", "tape", TWIN}
+    assert {where for _, where in found} == {"3 [BOS] in front", "ids from 3", "ids from 1,000", "ids from 1,000,000"}
+    for (model, where), change in found.items():
+        assert len(change.attention) == len(change.products) == 3
+        # the first layer's state is the start's, which no mixing has touched
+        assert change.products[0] < 1e-9
+        if where == "3 [BOS] in front":
+            assert min(change.attention) > 1e-2
+            assert (change.products[2] > 1e-2) == (model != "rope")
+        elif model == TWIN:
+            assert change.attention[2] > 1e-2
+            assert change.products[2] > 1e-3
+        else:
+            assert max(change.attention) < 1e-9
+            assert max(change.products) < 1e-9
+
+
+def test_differences_by_loops():
+    """One of the numbers, by its definition."""
+    model, tokens = build("tape"), draw_tokens(1, 10)
+    longer = torch.cat((torch.full((1, 3), 5), tokens), dim=1)
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        before, after = (model(text, output_attentions=True, output_position_states=True) for text in (tokens, longer))
+    a, b = before.attentions[1][0], after.attentions[1][0][:, 3:, 3:]
+    expected = sum(abs(b[h, i, j] - a[h, i, j]) / 2 for h in range(4) for i in range(10) for j in range(10)) / 40
+    found = table(measure_stability(model, tokens, 5))["tape", "3 [BOS] in front"]
+    assert found.attention[1] == pytest.approx(expected.item())
+
+    def products(states):
+        z = torch.complex(*states[0].chunk(2, dim=-1))
+        return torch.einsum("gnm,gkm->nk", z.conj(), z).real
+
+    p, q = products(before.position_states[2]), products(after.position_states[2])[3:, 3:]
+    assert found.products[2] == pytest.approx(((q - p).norm() / p.norm()).item())
+
+
+def test_ablation_without_mixing_is_the_model_itself():
+    """TensorTape by the same weights: all that differs is the mixing, so without it nothing does."""
+    model = build("tape", {"mlp_update": False})
+    twin = unequivariant_twin(model.model)
+    tokens = draw_tokens(2, 9)
+    with torch.no_grad():
+        assert gap(twin(tokens).last_hidden_state, model.model(tokens).last_hidden_state) < 1e-12
+    assert twin.embed_tokens.weight.data_ptr() == model.model.embed_tokens.weight.data_ptr()
+
+
+def test_ablation_mixes_one_component_as_strongly():
+    model = build("tape")
+    twin = unequivariant_twin(model.model)
+    ours, theirs = (decoder.layers[0].self_attn.encoding for decoder in (model.model, twin))
+    psi = torch.rand(8, dtype=torch.float64)
+    both = torch.kron(ours.mix_out @ torch.diag(psi) @ ours.mix_in, torch.eye(2, dtype=torch.float64))
+    one = theirs.mix_out @ torch.diag(psi) @ theirs.mix_in
+    expected = torch.kron(
+        ours.mix_out @ torch.diag(psi) @ ours.mix_in, torch.diag(torch.tensor([2**0.5, 0.0], dtype=torch.float64))
+    )
+    assert gap(one, expected) < 1e-12
+    assert one.norm().item() == pytest.approx(both.norm().item())
+
+
+def test_other_models_join_the_table():
+    stability = measure_stability(build("rope"), draw_tokens(1, 8), 1, {"trained": build("tensor_tape-components")})
+    found = table(stability)
+    assert {model for model, _ in found} == {"rope", "trained"}
+    assert found["trained", "ids from 3"].attention[2] > 1e-3
+    assert "does not update" in stability.notes[0]
+
+
+def test_what_cannot_be_measured_is_told():
+    notes = " ".join(measure_stability(build("learned"), draw_tokens(1, 8), 1).notes)
+    assert "ids from 1,000: Position id 1007 is beyond" in notes
+    notes = " ".join(measure_stability(build("tape-options"), draw_tokens(1, 8), 1).notes)
+    assert "TensorTape has no scaling and layers and source and normalize and complex_mixing" in notes
+    long = measure_stability(build("rope", max_position_embeddings=256), draw_tokens(1, 200), 1)
+    assert long.num_tokens == 128
+    assert "first 128 of 200" in long.notes[0]
+
+
+def test_a_model_at_its_start_is_called_so():
+    model = build("tape")
+    for name, parameter in model.named_parameters():
+        if name.endswith((".carry", ".mix_out")):
+            torch.nn.init.zeros_(parameter)
+    stability = measure_stability(model, draw_tokens(1, 8), 1)
+    assert "zero everywhere" in stability.notes[-1]
+    assert all(max(change.attention) < 1e-9 for change in stability.changes if "ids" in change.disturbance)
+
+
+def test_shown_layers():
+    for layers, expected in ((2, [1, 2]), (6, [1, 2, 4, 6]), (8, [1, 2, 4, 8])):
+        model = build("rope", num_hidden_layers=layers)
+        assert measure_stability(model, draw_tokens(1, 4), 1, starts=()).shown_layers() == expected
