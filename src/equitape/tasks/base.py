@@ -144,7 +144,7 @@ class NumberedExamples(Dataset[dict[str, Tensor]]):
         columns = []
         for values in block.values():
             counted = torch.arange(values.shape[1]) < lengths[:, None]
-            columns.append(values[counted].split(lengths.tolist()))
+            columns.append(values.masked_select(counted).split(lengths.tolist()))
         return [dict(zip(block, row, strict=True)) for row in zip(*columns, strict=True)]
 
 

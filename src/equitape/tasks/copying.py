@@ -12,7 +12,7 @@ from torch import Tensor
 from .answers import forced_accuracy
 from .base import Curve, Evaluation, evaluation_generator
 from .lengths import LengthOptions, evaluate_lengths
-from .prompts import Cell, Examples, PromptOptions, PromptTask, constant, join
+from .prompts import SMALL, Cell, Examples, PromptOptions, PromptTask, constant, join
 from .sizes import require_order, require_positive, require_sizes, scale_samples
 
 
@@ -74,7 +74,7 @@ class Copy(SymbolTask):
     def make_rows(self, lengths: Tensor, generator: torch.Generator) -> Examples:
         """Random rows of the given lengths [n]."""
         shape = len(lengths), int(lengths.max())
-        row = torch.randint(0, self.options.alphabet, shape, generator=generator, dtype=torch.int16)
+        row = torch.randint(0, self.options.alphabet, shape, generator=generator, dtype=SMALL)
         return self.pose(row, lengths, self.answer(row, lengths), lengths)
 
     def draw(self, count: int, generator: torch.Generator) -> Examples:
@@ -148,9 +148,9 @@ class SelectiveCopy(SymbolTask):
 
     def draw_cell(self, cell: Cell, count: int, generator: torch.Generator) -> Examples:
         symbols, total = self.options.symbols, self.options.symbols + cell[0]
-        answer = torch.randint(0, self.options.alphabet, (count, symbols), generator=generator, dtype=torch.int16)
+        answer = torch.randint(0, self.options.alphabet, (count, symbols), generator=generator, dtype=SMALL)
         places = torch.rand(count, total, generator=generator).argsort(1)[:, :symbols].sort(1).values
-        row = torch.full((count, total), self.blank, dtype=torch.int16).scatter_(1, places, answer)
+        row = torch.full((count, total), self.blank, dtype=SMALL).scatter_(1, places, answer)
         return self.pose(row, torch.full((count,), total), answer, torch.full((count,), symbols))
 
     def prompt_length(self, cell: Cell) -> int:

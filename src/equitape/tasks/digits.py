@@ -6,12 +6,12 @@ Shapes: n examples, W digits.
 import torch
 from torch import Tensor
 
+from .prompts import SMALL
+
 SYMBOLS = "0123456789+*="
 PLUS, TIMES, EQUALS = (SYMBOLS.index(symbol) for symbol in "+*=")
 END, PAD = len(SYMBOLS), len(SYMBOLS) + 1
 VOCAB_SIZE = len(SYMBOLS) + 2
-SMALL = torch.int16
-"""The type of digits: examples are made by passes over memory, and narrow numbers make these short."""
 
 
 def draw_numbers(lengths: Tensor, width: int, generator: torch.Generator) -> Tensor:

@@ -24,7 +24,9 @@ from .sizes import require_positive, scale_samples
 Cell = tuple[int, ...]
 """Sizes that evaluation keeps apart, for example the lengths of both operands."""
 Part = tuple[Tensor, Tensor]
-"""Symbols [n, W] and how many of them count [n]."""
+"""Symbols [n, W] of type SMALL, and how many of them count [n]."""
+SMALL = torch.int16
+"""The type of symbols: examples are made by passes over memory, and narrow numbers make these short."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,19 +74,23 @@ class Examples:
 
 def constant(symbol: int, count: int) -> Part:
     """One symbol in every example."""
-    return torch.full((count, 1), symbol, dtype=torch.int16), torch.ones(count, dtype=torch.long)
+    return torch.full((count, 1), symbol, dtype=SMALL), torch.ones(count, dtype=torch.long)
 
 
 def join(prompt: list[Part], answer: list[Part], filler: int) -> Examples:
-    """Write the parts one after another, each as far as it counts. Symbols are of one type, the narrower the faster."""
+    """Write the parts one after another, each as far as it counts; then the filler."""
     parts = [*prompt, *answer]
     ends = torch.stack([lengths for _, lengths in parts]).cumsum(0)
-    counted = torch.cat([torch.arange(symbols.shape[1]) < lengths[:, None] for symbols, lengths in parts], dim=1)
-    symbols = torch.cat([symbols for symbols, _ in parts], dim=1)
-    taken = torch.arange(int(ends[-1].max())) < ends[-1][:, None]
-    tokens = torch.full(taken.shape, filler, dtype=symbols.dtype)
-    # both masks hold as many places in each row, so that row by row the symbols move to the left
-    tokens.masked_scatter_(taken, symbols[counted])
+    count, longest = len(ends[-1]), int(ends[-1].max())
+    symbols = torch.cat([*(symbols for symbols, _ in parts), torch.full((count, 1), filler, dtype=SMALL)], dim=1)
+    # where to look in the symbols: at one's own place, and beyond what does not count of the parts that have ended
+    place = torch.arange(longest, dtype=SMALL)
+    source = place.repeat(count, 1)
+    for (part, lengths), end in zip(parts, ends.to(SMALL), strict=True):
+        unused = (part.shape[1] - lengths).to(SMALL)
+        if unused.any():
+            source += (place >= end[:, None]) * unused[:, None]
+    tokens = symbols.gather(1, source.clamp_(max=symbols.shape[1] - 1).long())
     return Examples(tokens.long(), ends[len(prompt) - 1], ends[-1])
 
 
