@@ -2,6 +2,7 @@
 
 import typer
 
+from .commands.adapt import adapt
 from .commands.bench import bench
 from .commands.check import check
 from .commands.compare import compare
@@ -25,5 +26,5 @@ def main() -> None:
     """Positional encodings that adapt to content (TAPE), and the encodings they are compared with."""
 
 
-for command in (encodings, tasks, demo, bench, train, compare, inspect, check):
+for command in (encodings, tasks, demo, bench, train, compare, adapt, inspect, check):
     app.command()(command)

@@ -56,7 +56,11 @@ def load_model(name: str, dtype: str, base: str | None = None, as_ours: bool = T
         raise ValueError(f"{name!r} holds no adapter, so --base {base!r} plays no part; leave it out.")
     folder = model_folder(name)
     if not Path(folder).is_dir() and (Path(name).exists() or name.startswith((".", "/", "~")) or "/" not in name):
-        raise ValueError(f"There is no model at {name!r}; give the folder of a saved model, of a run or of an adapter.")
+        raise ValueError(f"There is no model at {name!r}; give the folder of a saved model, a run or an adapter.")
+    if Path(folder).is_dir() and not (Path(folder) / "config.json").is_file():
+        raise ValueError(
+            f"The folder {name!r} holds no config.json; give that of a saved model, of a run or an adapter."
+        )
     try:
         config = AutoConfig.from_pretrained(folder)
         if config.model_type != "equitape" and as_ours:

@@ -1,0 +1,183 @@
+"""equitape inspect and equitape check, as typed."""
+
+import json
+import re
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+from typer.testing import CliRunner
+
+from cases import build
+from equitape import EquitapeForCausalLM
+from equitape.adapt import adapt, save_adapter
+from equitape.cli import app
+from equitape.data.tokenizers import byte_tokenizer
+
+runner = CliRunner()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A run's folder: the model inside, with a tokenizer of bytes."""
+    home = tmp_path_factory.mktemp("run")
+    build("tape", dtype=torch.float32, vocab_size=258, bos_token_id=None, eos_token_id=256).save_pretrained(
+        home / "model"
+    )
+    byte_tokenizer().save_pretrained(home / "model")
+    return home
+
+
+def run(*arguments):
+    return runner.invoke(app, [str(argument) for argument in arguments])
+
+
+def flat(result):
+    """Output without the line breaks and frames of a narrow terminal."""
+    return " ".join(result.output.replace("│", " ").split())
+
+
+def test_inspect_writes_page_and_pictures(folder, tmp_path):
+    result = run("inspect", folder, "--text", "héllo\nworld, this is a text", "--out", tmp_path / "out", "--cells", 8)
+    assert result.exit_code == 0, result.output
+    text = (tmp_path / "out" / "inspect.html").read_text()
+    assert {path.name for path in (tmp_path / "out").iterdir()} >= {
+        "inspect.html",
+        "attention.png",
+        "state-products.png",
+    }
+    for part in ("not equivariant", "Down-sampled", "torch", "token 256"):
+        assert part in text
+    data = json.loads(re.search(r'id="data">(.*?)</script>', text, re.DOTALL)[1])
+    assert data["labels"][:8] == ["h", "<0xC3>", "<0xA9>", "l", "l", "o", "⏎", "w"]
+    assert "Written to" in flat(result)
+    assert "phase displacement" in flat(result)
+
+
+def test_inspect_reads_files_and_cuts_them_openly(folder, tmp_path):
+    (tmp_path / "book.txt").write_text("x" * 300)
+    result = run(
+        "inspect", folder, "--text", tmp_path / "book.txt", "--out", tmp_path, "--max-tokens", 20, "--no-stability"
+    )
+    assert result.exit_code == 0, result.output
+    assert "The text has 300 tokens; the first 20 were read." in flat(result)
+    assert "20 of 300" in (tmp_path / "inspect.html").read_text()
+
+
+def test_inspect_takes_ids_and_a_window(folder, tmp_path):
+    result = run("inspect", folder, "--ids", "3, 1 4 1 5 9 2 6", "--show", "2:6", "--out", tmp_path, "--no-stability")
+    assert result.exit_code == 0, result.output
+    assert "tokens 2 to 5 of the 8" in flat(result)
+
+
+def test_inspect_compares_with_other_models(folder, tmp_path):
+    build("tensor_tape-components", dtype=torch.float32, vocab_size=258).save_pretrained(tmp_path / "other")
+    result = run("inspect", folder, "--ids", "3 1 4 1 5", "--out", tmp_path, "--also", f"trained={tmp_path / 'other'}")
+    assert result.exit_code == 0, result.output
+    assert "trained: ids from 3" in flat(result)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--text", "ab", "--ids", "1 2"], "both was given"),
+        ([], "neither was given"),
+        (["--ids", "1 x 3"], "--ids holds 'x'"),
+        (["--ids", "1 999"], "Token 999 is not in the model's vocabulary of 258"),
+        (["--ids", "7"], "The text has 1 tokens"),
+        (["--ids", "1 2 3", "--show", "1-2"], "it must be FIRST:END"),
+        (["--ids", "1 2 3", "--show", "1:9"], "the text has 3 tokens"),
+        (["--ids", "1 2 3", "--dtype", "float23"], "Did you mean 'float32'?"),
+        (["--ids", "1 2 3", "--also", "nothing"], "NAME=FOLDER"),
+        (["--ids", "1 2 3", "--base", "x"], "holds no adapter"),
+        (["--text", "abc", "--tokenizer", "/nowhere"], "There is no tokenizer in"),
+    ],
+)
+def test_inspect_refuses_in_one_sentence(folder, tmp_path, arguments, message):
+    result = run("inspect", folder, "--out", tmp_path / "out", *arguments)
+    assert result.exit_code == 2
+    assert message in flat(result)
+    assert not (tmp_path / "out").exists()
+
+
+def test_check_passes_fails_and_tells(folder, tmp_path):
+    result = run("check", folder)
+    assert result.exit_code == 0, result.output
+    assert "all promises kept" in flat(result)
+    found = json.loads(run("check", folder, "--json", "--dtype", "float32").output)
+    assert found["passed"] is True
+    assert [check["name"] for check in found["checks"]] == ["shift", "rotation", "causality", "cache", "padding"]
+
+    model = EquitapeForCausalLM.from_pretrained(folder / "model")
+    with torch.no_grad():
+        model.model.layers[0].mlp.up_proj.weight[0, 0] = torch.inf
+    model.save_pretrained(tmp_path / "broken")
+    result = run("check", tmp_path / "broken")
+    assert result.exit_code == 1
+    assert "BROKEN" in flat(result)
+    found = json.loads(run("check", tmp_path / "broken", "--json").output)
+    assert found["passed"] is False
+    assert found["checks"][0]["error"] is None
+
+
+def test_check_does_not_fail_what_is_not_promised(tmp_path):
+    build("learned", dtype=torch.float32).save_pretrained(tmp_path / "learned")
+    result = run("check", tmp_path / "learned")
+    assert result.exit_code == 0, result.output
+    assert "not promised" in flat(result)
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory):
+    """A small Llama, and an adapter that was trained on top of it."""
+    home = tmp_path_factory.mktemp("pretrained")
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=41, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=64,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(home / "base")
+    model = adapt(home / "base", "tape")
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith((".carry", ".mix_out")):
+                parameter.normal_(std=0.3)
+    save_adapter(model, home / "adapter")
+    return home
+
+
+def test_pretrained_models_and_adapters(pretrained, tmp_path):
+    result = run("check", pretrained / "base")
+    assert result.exit_code == 0, result.output
+    assert "declares nothing about shifts" in flat(result)
+    result = run("check", pretrained / "adapter", "--base", pretrained / "base", "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.output)
+    assert (found["encoding"], found["notes"]) == ("tape", [])
+    assert [check["verdict"] for check in found["checks"]] == ["pass"] * 5
+    for model, kind in ((["base"], "rope"), (["adapter", "--base", pretrained / "base"], "tape")):
+        out = tmp_path / kind
+        result = run("inspect", pretrained / model[0], *model[1:], "--ids", "3 1 4 1 5", "--out", out, "--no-stability")
+        assert result.exit_code == 0, result.output
+        assert f"encoding {kind}" in (out / "inspect.html").read_text()
+    result = run("check", pretrained / "adapter")
+    assert result.exit_code == 2
+    assert "name the model it was trained on with --base" in flat(result)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["/nowhere/at/all"], "There is no model at '/nowhere/at/all'"),
+        (["nothing-here"], "There is no model at 'nothing-here'"),
+        (["{folder}", "--dtype", "bfloat16"], "it must be float64 or float32"),
+        (["{folder}", "--tokens", "3"], "8"),
+        (["{empty}"], "holds no config.json"),
+    ],
+)
+def test_check_refuses_in_one_sentence(folder, tmp_path, arguments, message):
+    (tmp_path / "empty").mkdir()
+    filled = [part.format(folder=folder, empty=tmp_path / "empty") for part in arguments]
+    result = run("check", *filled)
+    assert result.exit_code == 2
+    assert message in flat(result)
