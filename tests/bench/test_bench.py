@@ -264,3 +264,9 @@ def test_a_captured_step_keeps_what_it_reads_alive():
     assert model() is not None
     assert replay() is logits
     assert played == [True]
+
+
+def test_rope_takes_its_second_turn_unless_told_not_to():
+    chosen = ("tape", "rope")
+    assert BenchSettings(encodings=chosen, device="cpu").encodings_for("train") == ("rope", "tape", "rope")
+    assert BenchSettings(encodings=chosen, device="cpu", once=True).encodings_for("train") == ("rope", "tape")

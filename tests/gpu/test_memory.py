@@ -25,7 +25,7 @@ def kept_bytes(model, tokens):
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        model(tokens).logits.sum()
+        model(tokens, use_cache=False).logits.sum()
     return sum(storage.nbytes() for storage in storages.values())
 
 

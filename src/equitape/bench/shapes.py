@@ -117,6 +117,8 @@ class BenchSettings:
     """torch.compile, and CUDA graphs for decoding; on by default where there is CUDA."""
     runs: int | None = None
     quick: bool = False
+    once: bool = False
+    """Leave out RoPE's second turn."""
     csv: Path | None = None
     plot: Path | None = None
     device: str | None = None
@@ -206,5 +208,5 @@ class BenchSettings:
         chosen = list(dict.fromkeys(chosen))
         if "rope" in chosen:
             chosen.remove("rope")
-            chosen = ["rope", *chosen, *(["rope"] if chosen else [])]
+            chosen = ["rope", *chosen, *(["rope"] if chosen and not self.once else [])]
         return tuple(chosen)

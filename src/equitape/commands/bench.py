@@ -33,6 +33,10 @@ def bench(
     ] = None,
     runs: Annotated[int | None, typer.Option(help="Timed runs of each: 20 or more, fewer only with --quick.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A few runs, to see whether it works.")] = False,
+    once: Annotated[
+        bool,
+        typer.Option("--once", help="Leave out RoPE's second turn at the end, which shows how steady the machine is."),
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON for programs to read.")] = False,
     csv: Annotated[Path | None, typer.Option(help="Append a line for each measurement to this file.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Plot time against length into this PNG file.")] = None,
@@ -64,6 +68,7 @@ def bench(
             compile=compile,
             runs=runs,
             quick=quick,
+            once=once,
             csv=csv,
             plot=plot,
         )
