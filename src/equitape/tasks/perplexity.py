@@ -7,7 +7,8 @@ tokens. Which of its predictions count is the rule `score`:
   the first of a document counts once, with at least `length - stride` tokens of context after the first window. What is
   left at the end of a document is scored by one more window, moved back so that it is whole.
 - "all" (the code of LongLoRA, arXiv 2309.12307, which uses a stride of 256): all of them, so that a token counts once
-  for each window that reaches it, with contexts from 1 to `length`; what is left at the end is not scored.
+  for each window that reaches it, with contexts from 1 to `length`; what is left at the end is not scored. That code
+  joins all documents into one first, which a caller may do too, and makes one prediction less in each window.
 
 With `stride = length` both are the same, but for the end of the document.
 
