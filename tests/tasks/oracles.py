@@ -1,6 +1,7 @@
 """Models for tests of scoring: one that answers by a function of the tokens, and one that has learnt a little."""
 
 from functools import cache
+from itertools import dropwhile
 
 import torch
 from transformers.modeling_outputs import CausalLMOutputWithPast
@@ -45,8 +46,12 @@ class Oracle(EquitapeForCausalLM):
         self.rows, self.steps = self.rows + len(input_ids), self.steps + 1
         length = input_ids.shape[1]
         ends = range(length - (logits_to_keep or length) + 1, length + 1)
-        following = torch.tensor([[self.follow(row[:end]) for end in ends] for row in input_ids.tolist()])
+        following = torch.tensor([[self.follow(self.strip(row[:end])) for end in ends] for row in input_ids.tolist()])
         return CausalLMOutputWithPast(logits=torch.nn.functional.one_hot(following, self.config.vocab_size).double())
+
+    def strip(self, tokens):
+        """Without the padding before them."""
+        return list(dropwhile(lambda token: token == self.config.pad_token_id, tokens))
 
 
 @cache

@@ -152,7 +152,8 @@ def test_perfect_inside_and_nothing_outside_is_a_quarter():
     def perfect(tokens):
         prompt, _, written = text_of(tokens).partition("=")
         a, _, b = prompt.partition("+")
-        return ([int(d) for d in str(number(a) + number(b))[::-1]] + [END, PAD])[len(written)]
+        answer = [*(int(digit) for digit in str(number(a) + number(b))[::-1]), END]
+        return answer[len(written)] if len(written) < len(answer) else PAD
 
     task = build_task("addition", {"trained_digits": 2, "tested_digits": 4, "samples": 2})
     metrics = task.evaluate(Oracle(task, only_trained), 0).metrics

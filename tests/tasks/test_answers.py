@@ -28,9 +28,11 @@ def cell_by_cell(task, model, seed):
     return shares
 
 
-@pytest.mark.parametrize("kind", ["rope", "tape"])
+@pytest.mark.parametrize("kind", ["rope", "fire", "tape"])
 def test_a_trained_model_scores_the_same_every_way(kind):
+    """All sizes in one padded batch, in small ones, by forcing: as size by size without padding or early stops."""
     task, model = trained_copier(kind)
+    assert len(list(task.group_cells([(size,) for size in range(1, 6)], task.options.samples))) == 1
     expected = cell_by_cell(task, model, seed=5)
     # neither all right nor all wrong, or the comparison would say nothing
     assert 0.1 < sum(expected) / len(expected) < 0.9
@@ -47,13 +49,18 @@ def test_right_answers_of_many_lengths_are_found_in_one_batch():
     for row, length in enumerate((4, 1, 3, 1, 2, 4)):
         answers[row, :length] = torch.arange(length)
         answers[row, length] = task.eos_token_id
+    # prompts of three and of two tokens, padded on the left
     prompts = torch.tensor([[row % 5, length, task.equals] for row, length in enumerate((4, 1, 3, 1, 2, 4))])
+    prompts[3:5, 0] = task.pad_token_id
 
     def follow(tokens):
-        written = len(tokens) - 3
-        if tokens[0] == 2:
+        if task.equals not in tokens:
+            return 0
+        before = tokens.index(task.equals)
+        written = len(tokens) - before - 1
+        if before == 2 and tokens[0] == 2:
             return 4
-        return written if written < tokens[1] else task.eos_token_id
+        return written if written < tokens[before - 1] else task.eos_token_id
 
     for method in ("generate", "teacher_forcing"):
         for batch_tokens in (8, 20, 1000):
@@ -115,5 +122,6 @@ def test_forced_tokens_are_judged_one_by_one():
     task = build_task("copy", {"alphabet": 3})
     model = Oracle(task, lambda tokens: 1)
     prompts, answers = torch.tensor([[0, 0], [1, 1]]), torch.tensor([[1, 2, 1], [0, 0, 1]])
-    assert forced_tokens(model, prompts, answers).tolist() == [[True, False, True], [False, False, True]]
-    assert forced_accuracy(model, prompts, answers, batch_tokens=5) == pytest.approx(0.5)
+    right = forced_tokens(model, prompts, answers, pad=task.pad_token_id)
+    assert right.tolist() == [[True, False, True], [False, False, True]]
+    assert forced_accuracy(model, prompts, answers, pad=task.pad_token_id, batch_tokens=5) == pytest.approx(0.5)

@@ -79,7 +79,9 @@ def copy_of(task, forgets_after):
         if task.equals not in tokens:
             return 0
         row, written = tokens[: tokens.index(task.equals)], len(tokens) - tokens.index(task.equals) - 1
-        answer = [*(token for token in row if token != task.blank), task.eos_token_id, task.pad_token_id]
+        answer = [*(token for token in row if token != task.blank), task.eos_token_id]
+        if written >= len(answer):
+            return task.pad_token_id
         return answer[written] if written < forgets_after or answer[written] > task.blank else 0
 
     return follow

@@ -65,6 +65,9 @@ class Addition(PromptTask):
     def prompt_length(self, cell: Cell) -> int:
         return sum(cell) + 2
 
+    def answer_length(self, cell: Cell) -> int:
+        return max(cell) + 2
+
     def evaluate(self, model: Any, seed: int, budget: float = 1.0) -> Evaluation:
         options = self.options
         lengths = options.sizes(options.tested_digits)

@@ -1,11 +1,10 @@
 """Scoring answers: which of them does greedy decoding write, token by token, up to the end mark?
 
-Prompts of one length are answered together, without padding. Decoding stops for a row at its first wrong token, for
-nothing after it can make the answer right, and altogether when all rows are done. Shapes: n rows, T tokens of a prompt,
-A of an answer.
+Prompts are padded on the left, so that many of different lengths are answered together. Decoding stops for a row at
+its first wrong token, for nothing after it can make the answer right, and altogether when all rows are done. Shapes:
+n rows, T tokens of a prompt, padded on the left, A of an answer, padded on the right.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -30,35 +29,30 @@ class FirstWrongToken(StoppingCriteria):
 def score_answers(
     model: Any, prompts: Tensor, answers: Tensor, *, end: int, pad: int, method: str, batch_tokens: int
 ) -> Tensor:
-    """Which answers [n, A], padded on the right, greedy decoding gives to prompts [n, T]: [n] bool."""
+    """Which answers [n, A] greedy decoding gives to prompts [n, T]: [n] bool."""
     right = torch.empty(len(prompts), dtype=torch.bool)
-    for rows in split_rows(prompts, answers, pad, batch_tokens):
+    # answers of like length together, so that none waits long for the others
+    order = (answers != pad).sum(1).argsort(stable=True)
+    for rows in order.split(max(1, batch_tokens // (prompts.shape[1] + answers.shape[1]))):
         asked, expected = prompts[rows], answers[rows]
+        asked = asked[:, int((asked == pad).sum(1).min()) :]
         expected = expected[:, : int((expected != pad).sum(1).max())]
         if method == "generate":
             stop = FirstWrongToken(asked.shape[1], expected.to(model.device))
             written = greedy_answers(model, asked, expected.shape[1], end=end, pad=pad, stop=stop)
             right[rows] = (written == expected).all(1)
         else:
-            right[rows] = (forced_tokens(model, asked, expected) | (expected == pad)).all(1)
+            right[rows] = (forced_tokens(model, asked, expected, pad=pad) | (expected == pad)).all(1)
     return right
-
-
-def split_rows(prompts: Tensor, answers: Tensor, pad: int, batch_tokens: int) -> Iterator[Tensor]:
-    """Indices of rows for each batch, answers of like length together."""
-    lengths = (answers != pad).sum(1)
-    order = lengths.argsort(stable=True)
-    rows = max(1, batch_tokens // (prompts.shape[1] + answers.shape[1]))
-    yield from order.split(rows)
 
 
 def greedy_answers(
     model: Any, prompts: Tensor, num_tokens: int, *, end: int, pad: int, stop: StoppingCriteria | None = None
 ) -> Tensor:
-    """Generated continuations [n, num_tokens] of prompts [n, T] of one length, padded once they have ended."""
+    """Generated continuations [n, num_tokens] of prompts [n, T], padded once they have ended."""
     output = model.generate(
         prompts.to(model.device),
-        attention_mask=torch.ones_like(prompts).to(model.device),
+        attention_mask=(prompts != pad).long().to(model.device),
         max_new_tokens=num_tokens,
         do_sample=False,
         eos_token_id=end,
@@ -69,20 +63,22 @@ def greedy_answers(
 
 
 @torch.no_grad()
-def forced_tokens(model: Any, prompts: Tensor, answers: Tensor) -> Tensor:
+def forced_tokens(model: Any, prompts: Tensor, answers: Tensor, *, pad: int) -> Tensor:
     """Which tokens of the answers [n, A] are the likeliest, given all that stands before them: bool.
 
-    Causal attention lets the padding behind an answer go unmasked. As long as all tokens so far are right, this is what
-    greedy decoding would write: an answer is right by the one if and only if it is by the other.
+    As long as all tokens so far are right, this is what greedy decoding would write: an answer is right by the one if
+    and only if it is by the other.
     """
     tokens = torch.cat((prompts, answers), dim=1)[:, :-1].to(model.device)
-    kept = answers.shape[1]
-    likeliest = model(input_ids=tokens, use_cache=False, logits_to_keep=kept).logits.argmax(-1)
-    return likeliest.cpu() == answers
+    # causal attention lets the padding behind an answer go unmasked, but not that before a prompt
+    before = (prompts == pad).sum(1)
+    mask = (torch.arange(tokens.shape[1]) >= before[:, None]).long().to(model.device) if before.any() else None
+    output = model(input_ids=tokens, attention_mask=mask, use_cache=False, logits_to_keep=answers.shape[1])
+    return output.logits.argmax(-1).cpu() == answers
 
 
-def forced_accuracy(model: Any, prompts: Tensor, answers: Tensor, batch_tokens: int) -> float:
+def forced_accuracy(model: Any, prompts: Tensor, answers: Tensor, *, pad: int, batch_tokens: int) -> float:
     """The share of all tokens of answers [n, A] of one length that are the likeliest at their place."""
     rows = max(1, batch_tokens // (prompts.shape[1] + answers.shape[1]))
     batches = zip(prompts.split(rows), answers.split(rows), strict=True)
-    return float(torch.cat([forced_tokens(model, *batch) for batch in batches]).double().mean())
+    return float(torch.cat([forced_tokens(model, *batch, pad=pad) for batch in batches]).double().mean())

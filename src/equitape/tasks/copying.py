@@ -88,6 +88,9 @@ class Copy(SymbolTask):
     def prompt_length(self, cell: Cell) -> int:
         return cell[0] + 1
 
+    def answer_length(self, cell: Cell) -> int:
+        return cell[0] + 1
+
     def evaluate(self, model: Any, seed: int, budget: float = 1.0) -> Evaluation:
         options = self.options
         return evaluate_lengths(self, model, options.trained_symbols, options.tested_symbols, "symbols", seed, budget)
@@ -156,6 +159,9 @@ class SelectiveCopy(SymbolTask):
     def prompt_length(self, cell: Cell) -> int:
         return self.options.symbols + cell[0] + 1
 
+    def answer_length(self, cell: Cell) -> int:
+        return self.options.symbols + 1
+
     def evaluate(self, model: Any, seed: int, budget: float = 1.0) -> Evaluation:
         options = self.options
         tails = {
@@ -189,4 +195,10 @@ class SelectiveCopy(SymbolTask):
         samples = scale_samples(self.options.samples, budget)
         tokens = self.draw_cell(cell, samples, evaluation_generator(seed, *cell)).tokens
         prompt = self.prompt_length(cell)
-        return forced_accuracy(model, tokens[:, :prompt], tokens[:, prompt:], self.options.batch_tokens)
+        return forced_accuracy(
+            model,
+            tokens[:, :prompt],
+            tokens[:, prompt:],
+            pad=self.pad_token_id,
+            batch_tokens=self.options.batch_tokens,
+        )

@@ -61,6 +61,9 @@ class Multiplication(PromptTask):
     def prompt_length(self, cell: Cell) -> int:
         return cell[0] + 3
 
+    def answer_length(self, cell: Cell) -> int:
+        return cell[0] + 2
+
     def evaluate(self, model: Any, seed: int, budget: float = 1.0) -> Evaluation:
         options = self.options
         return evaluate_lengths(self, model, options.trained_digits, options.tested_digits, "digits", seed, budget)

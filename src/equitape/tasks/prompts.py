@@ -5,8 +5,7 @@ greedy decoding writes. Sizes of what is asked (digits, symbols) are grouped in 
 the seed and the cell alone. Shapes: n examples, T tokens, W symbols of a part, A tokens of an answer.
 """
 
-from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,6 +111,10 @@ class PromptTask(Task):
         """Tokens of every prompt of a cell."""
         raise NotImplementedError
 
+    def answer_length(self, cell: Cell) -> int:
+        """Most tokens of an answer of a cell, the end mark included."""
+        raise NotImplementedError
+
     def make_block(self, count: int, generator: torch.Generator) -> dict[str, Tensor]:
         """Training examples in the form `NumberedExamples` takes."""
         examples = self.draw(count, generator)
@@ -121,23 +124,38 @@ class PromptTask(Task):
         return NumberedExamples(self.make_block, seed)
 
     def score_cells(self, model: Any, cells: list[Cell], seed: int, budget: float) -> dict[Cell, float]:
-        """The share of right answers in each cell. Cells with prompts of one length are answered together."""
+        """The share of right answers in each cell. Cells are answered together, as many as fit into a batch."""
         samples = scale_samples(self.options.samples, budget)
-        alike: dict[int, list[Cell]] = defaultdict(list)
-        for cell in cells:
-            alike[self.prompt_length(cell)].append(cell)
         scores: dict[Cell, float] = {}
-        for length, group in alike.items():
+        for group in self.group_cells(cells, samples):
             drawn = [self.draw_cell(cell, samples, evaluation_generator(seed, *cell)).tokens for cell in group]
-            width = max(tokens.shape[1] for tokens in drawn)
-            tokens = torch.cat([pad(each, (0, width - each.shape[1]), value=self.pad_token_id) for each in drawn])
-            right = self.score(model, tokens[:, :length], tokens[:, length:])
-            shares = right.view(len(group), samples).double().mean(1)
-            scores.update(zip(group, shares.tolist(), strict=True))
+            lengths = [self.prompt_length(cell) for cell in group]
+            prompts = [tokens[:, :length] for tokens, length in zip(drawn, lengths, strict=True)]
+            answers = [tokens[:, length:] for tokens, length in zip(drawn, lengths, strict=True)]
+            right = self.score(model, self.stack(prompts, left=True), self.stack(answers, left=False))
+            scores.update(zip(group, right.view(len(group), samples).double().mean(1).tolist(), strict=True))
         return {cell: scores[cell] for cell in cells}
 
+    def group_cells(self, cells: list[Cell], samples: int) -> Iterator[list[Cell]]:
+        """Cells with answers of like length, then with prompts of like length, in groups of about a batch."""
+        group: list[Cell] = []
+        for cell in sorted(cells, key=lambda cell: (self.answer_length(cell), self.prompt_length(cell))):
+            longest = self.answer_length(cell) + max(self.prompt_length(other) for other in (*group, cell))
+            if group and (len(group) + 1) * samples * longest > self.options.batch_tokens:
+                yield group
+                group = []
+            group.append(cell)
+        yield group
+
+    def stack(self, rows: list[Tensor], left: bool) -> Tensor:
+        """Blocks of rows, each of a length of its own, padded on one side to the longest."""
+        longest = max(block.shape[1] for block in rows)
+        gaps = [longest - block.shape[1] for block in rows]
+        sides = [(gap, 0) if left else (0, gap) for gap in gaps]
+        return torch.cat([pad(block, side, value=self.pad_token_id) for block, side in zip(rows, sides, strict=True)])
+
     def score(self, model: Any, prompts: Tensor, answers: Tensor) -> Tensor:
-        """Which answers [n, A], padded on the right, the model gives to prompts [n, T]: [n] bool."""
+        """Which answers [n, A] the model gives to prompts [n, T]: [n] bool."""
         return score_answers(
             model,
             prompts,
