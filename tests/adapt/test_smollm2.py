@@ -60,10 +60,11 @@ def test_the_same_logits(original, adapted, tokenizer):
     tokens = tokenizer(text, return_tensors="pt").input_ids
     with torch.no_grad():
         expected, found = original(tokens).logits, adapted(tokens).logits
-    print(f"\n{tokens.shape[1]} tokens, logits to {expected.abs().max():.1f}, largest difference {gap(found, expected):.1e}")
-    # 30 layers and angles of several hundred radians, which the original forms in float32 (off by 3e-5 there)
-    assert gap(found, expected) < 2e-3
-    assert (found - expected).square().mean().sqrt() < 1e-4
+    print(
+        f"\n{tokens.shape[1]} tokens, logits to {expected.abs().max():.1f}, largest difference {gap(found, expected):.1e}"
+    )
+    # logits are several tens here, so 1e-5 is meant of the largest of them
+    assert gap(found, expected) < 1e-5 * expected.abs().max()
 
 
 @pytest.mark.parametrize("number", range(len(PROMPTS)))

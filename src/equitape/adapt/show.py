@@ -1,0 +1,53 @@
+"""What adapting did, on a terminal."""
+
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from ..model import EquitapeForCausalLM
+from .adapter import adaptation_of
+from .methods import summarize_training
+
+
+def show_model(model: EquitapeForCausalLM, console: Console) -> None:
+    """The base, the method, and what it trains."""
+    adaptation = adaptation_of(model)
+    settings = adaptation.settings
+    assert isinstance(model.config.encoding, dict)
+    encoding = model.config.encoding
+    positions = f"{encoding['kind']}, base {encoding.get('theta', 0):g}"
+    scaling = encoding.get("scaling", {})
+    if scaling.get("kind", "default") != "default":
+        positions += f", {scaling['kind']} by {scaling['factor']:g}"
+    table = Table(show_header=False)
+    table.add_row("base", escape(adaptation.base_name))
+    table.add_row("method", escape(f"{settings.method}: {settings.plan.idea}"))
+    table.add_row("context", f"{model.config.max_position_embeddings:,} tokens")
+    table.add_row("positions", positions)
+    if model.config.shifted_group_size is not None:
+        table.add_row("while training", f"shifted groups of {model.config.shifted_group_size:,} tokens")
+    table.add_row("trains", str(summarize_training(model)))
+    console.print(table)
+
+
+def show_results(report: dict[str, Any], console: Console) -> None:
+    """What a fine-tuning run came to."""
+    run, trained = report["run"], report["trained"]
+    if report["status"] != "done":
+        console.print(f"[red]{escape(report['status'])}:[/red] {escape(report['note'])}")
+    table = Table(title=escape(f"{report['base']}, {report['method']}, context {report['context']:,}"))
+    for column in ("perplexity of", "length", "before", "after", "windows"):
+        table.add_column(column, justify="left" if column == "perplexity of" else "right")
+    for entry in report["perplexity"]:
+        figures = (entry["perplexity_before"], entry["perplexity_after"])
+        shown = ["" if figure is None else f"{figure:.4g}" for figure in figures]
+        table.add_row(escape(entry["data"]), f"{entry['length']:,}", *shown, f"{entry['windows']:,}")
+    console.print(table)
+    speed = f"{run['tokens_per_second']:,.0f} tokens/s"
+    memory = "" if run["peak_mib"] is None else f", {run['peak_mib']:,.0f} MiB at most"
+    console.print(
+        f"Trained {trained['parameters']:,} parameters ({trained['share']:.3%} of the model) for {run['steps']:,} "
+        f"steps, {run['tokens']:,} tokens, {run['seconds']:.0f} s ({speed}{memory})."
+    )

@@ -1,0 +1,374 @@
+"""Fine-tuning runs: what they write, that a kill costs nothing, that gradients arrive, and what is refused."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from families import make_source
+from typer.testing import CliRunner
+
+from cases import gap
+from equitape import load_adapter
+from equitape.adapt.finetune import FinetuneSettings, finetune, only_trained_in_checkpoints
+from equitape.adapt.methods import METHODS, AdaptSettings
+from equitape.adapt.weights import load_source
+from equitape.cli import app
+from equitape.data.tokenizers import byte_tokenizer
+
+CONTEXT = 64
+WORDS = [
+    "the",
+    "sea",
+    "was",
+    "calm",
+    "and",
+    "the",
+    "night",
+    "was",
+    "long",
+    "while",
+    "we",
+    "sailed",
+    "on",
+    "towards",
+    "the",
+    "islands",
+    "of",
+    "the",
+    "south",
+]
+
+
+def write_text(path, documents=4, words=150):
+    path.mkdir(parents=True, exist_ok=True)
+    for number in range(documents):
+        text = " ".join(WORDS[(number + 3 * index + index // 7) % len(WORDS)] for index in range(words))
+        (path / f"{number}.txt").write_text(text)
+
+
+@pytest.fixture(scope="module")
+def room(tmp_path_factory):
+    """A base with a byte tokenizer, text to train on, and text to score."""
+    folder = tmp_path_factory.mktemp("finetune")
+    make_source(
+        "llama-tied", vocab_size=258, max_position_embeddings=32, eos_token_id=256, pad_token_id=257
+    ).save_pretrained(folder / "base")
+    byte_tokenizer().save_pretrained(folder / "base")
+    write_text(folder / "data")
+    write_text(folder / "test", documents=2)
+    return folder
+
+
+def settings_of(room, **changes):
+    train = {"steps": 6, "batch_size": 2, "learning_rate": 1e-2}
+    own = {key: changes.pop(key) for key in list(changes) if key in FinetuneSettings.__dataclass_fields__}
+    return FinetuneSettings.parse(
+        {"data": [str(room / "data")], "train": {**train, **changes}, "cache": str(room / "cache"), **own}, "test"
+    )
+
+
+def run(room, out, method="tape", resume=False, adapt=None, **changes):
+    settings = AdaptSettings(method=method, context=CONTEXT, **(adapt or {}))
+    return finetune(room / "base", settings, settings_of(room, **changes), out, resume=resume)
+
+
+def losses(out):
+    return [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("method", ["tape", "tape+lora", "longlora", "theta"])
+def test_a_run_learns_and_writes(room, tmp_path, method):
+    evaluation = {"data": {"books": str(room / "test")}, "lengths": [16, 64], "windows": 4}
+    rate = 1e-3 if METHODS[method].everything else 3e-2
+    report = run(room, tmp_path, method, steps=12, learning_rate=rate, evaluation=evaluation)
+    assert report["status"] == "done"
+    assert report["run"]["steps"] == 12
+    assert report["run"]["tokens"] == 12 * 2 * CONTEXT
+    assert [(entry["data"], entry["length"]) for entry in report["perplexity"]] == [("books", 16), ("books", 64)]
+    for entry in report["perplexity"]:
+        assert entry["perplexity_after"] < 0.98 * entry["perplexity_before"]
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names - {"tensorboard"} == {
+        "README.md", "adapter.json", "adapter.safetensors", "before.json", "log.jsonl", "loss.png", "results.json",
+        "run.json",
+    }  # fmt: skip
+    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+    assert json.loads((tmp_path / "results.json").read_text()) == json.loads(json.dumps(report))
+    card = (tmp_path / "README.md").read_text()
+    assert "| data | data |" in card
+    assert "perplexity of books at 64" in card
+    # the adapter is the model that was scored
+    from equitape.data.tokens import build_tokens
+    from equitape.tasks.perplexity import perplexity
+
+    model = load_adapter(room / "base", tmp_path)
+    store = build_tokens(str(room / "test"), byte_tokenizer(), room / "cache")
+    documents = [store.document(index) for index in range(len(store))]
+    assert perplexity(model, documents, 64, max_windows=4).perplexity == pytest.approx(
+        report["perplexity"][1]["perplexity_after"], rel=1e-6
+    )
+
+
+def test_training_data_is_scored_when_no_other_is_named(room, tmp_path):
+    report = run(room, tmp_path, steps=1)
+    assert [(entry["data"], entry["length"]) for entry in report["perplexity"]] == [("training data", CONTEXT)]
+
+
+@pytest.mark.parametrize("method", ["tape", "longlora"])
+def test_half_precision_holds_what_trains_in_full(room, tmp_path, method):
+    report = run(room, tmp_path, method, steps=12, learning_rate=3e-2, precision="bf16")
+    entry = report["perplexity"][0]
+    assert entry["perplexity_after"] < 0.98 * entry["perplexity_before"]
+    from safetensors.torch import load_file
+
+    tensors = load_file(tmp_path / "adapter.safetensors")
+    assert {tensor.dtype for tensor in tensors.values()} == {torch.float32}
+    wide = load_adapter(room / "base", tmp_path, dtype="float32")
+    assert all(torch.equal(tensors[name], dict(wide.named_parameters())[name]) for name in tensors)
+
+
+@pytest.mark.parametrize("method", ["tape", "longlora"])
+def test_checkpointed_activations_change_nothing(room, tmp_path, method):
+    """The frozen base starts with inputs that take no gradient, which some ways of checkpointing do not survive."""
+    plain = run(room, tmp_path / "plain", method)
+    saved = run(room, tmp_path / "saved", method, gradient_checkpointing=True)
+    for ours, theirs in zip(losses(tmp_path / "plain"), losses(tmp_path / "saved"), strict=True):
+        assert ours["grad_norm"] > 0
+        assert theirs["loss"] == pytest.approx(ours["loss"], rel=1e-5)
+        assert theirs["grad_norm"] == pytest.approx(ours["grad_norm"], rel=1e-4)
+    assert plain["run"]["loss"] < losses(tmp_path / "plain")[0]["loss"]
+    assert saved["status"] == "done"
+
+
+def test_accumulation_changes_nothing(room, tmp_path):
+    run(room, tmp_path / "one", batch_size=4)
+    run(room, tmp_path / "four", batch_size=4, accumulation=4)
+    for ours, theirs in zip(losses(tmp_path / "one"), losses(tmp_path / "four"), strict=True):
+        assert theirs["loss"] == pytest.approx(ours["loss"], rel=1e-5)
+        assert theirs["tokens"] == ours["tokens"]
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "constant"])
+def test_schedules(room, tmp_path, schedule):
+    run(room, tmp_path, steps=8, schedule=schedule, warmup=0.25)
+    rates = [line["learning_rate"] for line in losses(tmp_path)]
+    assert rates[0] < rates[1] < 1e-2 + 1e-9
+    assert (rates[-1] < 0.1 * max(rates)) == (schedule == "cosine")
+    assert (rates[-1] == 1e-2) == (schedule == "constant")
+
+
+COMMAND = """
+import sys, time
+sys.path[:0] = {paths!r}
+import conftest
+from pathlib import Path
+import equitape.training.callbacks as callbacks
+from test_finetune import run
+
+slow = callbacks.Bookkeeper.on_step_end
+def waiting(self, *args, **kwargs):
+    time.sleep(0.1)
+    return slow(self, *args, **kwargs)
+callbacks.Bookkeeper.on_step_end = waiting
+run(Path({room!r}), Path({out!r}), resume=True, **{course!r})
+"""
+
+
+def test_a_kill_costs_nothing(room, tmp_path):
+    """Killed without warning between two checkpoints, resumed: the same log, byte for byte, and the same adapter."""
+    adapt = {"lora_dropout": 0.2, "lora_targets": ("q_proj",), "train_embeddings": True}
+    course = {"method": "tape+lora", "steps": 12, "adapt": adapt, "save_every": 2, "log_every": 1}
+    run(room, tmp_path / "whole", **course)
+    out = tmp_path / "killed"
+    here = os.path.dirname(__file__)
+    code = COMMAND.format(paths=[os.path.dirname(here), here], room=str(room), out=str(out), course=course)
+    process = subprocess.Popen([sys.executable, "-c", code])
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and process.poll() is None:
+        if (out / "log.jsonl").exists() and len((out / "log.jsonl").read_text().splitlines()) >= 5:
+            break
+        time.sleep(0.01)
+    assert process.poll() is None, "the run ended before it could be killed"
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    done = len(losses(out))
+    assert 5 <= done < 12
+    before = (out / "before.json").read_bytes()
+    run(room, out, resume=True, **course)
+    assert (out / "before.json").read_bytes() == before
+    assert (out / "log.jsonl").read_bytes() == (tmp_path / "whole" / "log.jsonl").read_bytes()
+    first, second = ((folder / "adapter.safetensors").read_bytes() for folder in (tmp_path / "whole", out))
+    assert first == second
+
+
+def test_checkpoints_hold_only_what_trains(room, tmp_path):
+    model = load_source(room / "base")
+    from equitape import adapt
+
+    model = adapt(model, "lora")
+    with only_trained_in_checkpoints(model):
+        model.save_pretrained(tmp_path / "checkpoint")
+    from safetensors.torch import load_file
+
+    assert set(load_file(tmp_path / "checkpoint" / "model.safetensors")) == set(model.adaptation.trained)
+    model.save_pretrained(tmp_path / "whole")
+    assert (tmp_path / "whole" / "config.json").exists()
+
+
+def test_resuming(room, tmp_path):
+    report = run(room, tmp_path, steps=2)
+    assert run(room, tmp_path, steps=2, resume=True) == report
+    with pytest.raises(ValueError, match="holds a run already; go on with it by --resume"):
+        run(room, tmp_path, steps=2)
+    (tmp_path / "results.json").unlink()
+    with pytest.raises(ValueError, match=r"was begun with another train: learning_rate was 0.01, now it is 0.02"):
+        run(room, tmp_path, steps=2, resume=True, learning_rate=2e-2)
+    with pytest.raises(ValueError, match="was begun with another adapt: method was tape, now it is lora"):
+        run(room, tmp_path, "lora", steps=2, resume=True)
+
+
+def test_a_loss_that_is_none(room, tmp_path):
+    report = run(room, tmp_path, learning_rate=1e18, clip=0.0, steps=8)
+    assert report["status"] == "nan"
+    assert "not a number at step" in report["note"]
+    assert not (tmp_path / "adapter.json").exists()
+    assert report["perplexity"][0]["perplexity_after"] is None
+
+
+def test_refusals_before_training(room, tmp_path):
+    def attempt(message, method="tape", adapt=None, **changes):
+        with pytest.raises(ValueError, match=message):
+            run(room, tmp_path / "out", method, adapt=adapt, **changes)
+        assert not (tmp_path / "out" / "log.jsonl").exists()
+
+    empty, blank, binary, short = (tmp_path / name for name in ("empty", "blank", "binary", "short"))
+    for folder in (empty, blank, binary, short):
+        folder.mkdir()
+    (blank / "a.txt").write_text("")
+    (binary / "a.bin").write_bytes(bytes(range(256)))
+    (short / "a.txt").write_text("too short")
+    attempt("holds no files", data=[str(empty)])
+    attempt("holds no text", data=[str(blank)])
+    attempt("is binary", data=[str(binary)])
+    attempt("There is no file or folder", data=[str(tmp_path / "nowhere")])
+    attempt(r"The data holds 10 tokens, too few for one row of the context, 64; give more text", data=[str(short)])
+    attempt("The context is 64 tokens and min_tokens 65: no document would fit", min_tokens=65)
+    attempt("No document has 64 tokens; the longest has 10", data=[str(short)], whole_rows=True)
+    lengths = {"data": {"notes": str(short)}, "lengths": [8, 16]}
+    attempt(
+        "No document of 'notes' has the 17 tokens that perplexity at 16 needs; the longest has 10", evaluation=lengths
+    )
+    attempt("There is no file or folder", evaluation={"data": {"x": str(tmp_path / "none")}})
+    attempt("length of 0; give whole numbers", evaluation={"lengths": [0]})
+    attempt("stride must be from 1 to the shortest length, 8", evaluation={"lengths": [8], "stride": 9})
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"), [(200, "258 entries and the model only 200"), (4000, "is not the one")]
+)
+def test_a_tokenizer_of_another_model(room, tmp_path, entries, message):
+    make_source(vocab_size=entries).save_pretrained(tmp_path / "base")
+    with pytest.raises(
+        ValueError, match=r"There is no tokenizer in .* Name the folder of the right one with --tokenizer"
+    ):
+        finetune(tmp_path / "base", AdaptSettings(context=CONTEXT), settings_of(room), tmp_path / "out")
+    with pytest.raises(ValueError, match=message):
+        finetune(
+            tmp_path / "base", AdaptSettings(context=CONTEXT), settings_of(room, tokenizer=str(room / "base")),
+            tmp_path / "out",
+        )  # fmt: skip
+
+
+def call(*arguments):
+    return CliRunner().invoke(app, ["adapt", *map(str, arguments)])
+
+
+def test_the_command_trains(room, tmp_path):
+    out = tmp_path / "run"
+    result = call(
+        room / "base", "--method", "tape+lora", "--context", CONTEXT, "--scaling", "yarn", "--data", room / "data", "--out",
+        out, "--steps", 2, "--batch-size", 2, "--eval-data", f"books={room / 'test'}", "--eval-lengths", "16,32",
+        "--eval-windows", 0, "--cache", room / "cache", "--lora-rank", 2, "--tape", "mixer_size=3", "--save", "model",
+        "--json",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout)
+    assert report["adapt"]["lora_rank"] == 2
+    assert report["adapt"]["tape"] == {"mixer_size": 3}
+    assert [entry["length"] for entry in report["perplexity"]] == [16, 32]
+    assert report["perplexity"][0]["windows"] > 32
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    whole = AutoModelForCausalLM.from_pretrained(out / "model")
+    assert AutoTokenizer.from_pretrained(out / "model").model_max_length == CONTEXT
+    tokens = torch.randint(0, 250, (1, 40))
+    with torch.no_grad():
+        assert gap(whole(tokens).logits, load_adapter(room / "base", out)(tokens).logits) < 1e-5
+    # and the same from the adapter alone
+    assert call(room / "base", "--adapter", out, "--out", tmp_path / "merged").exit_code == 0
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), merged.parameters(), strict=True))
+
+
+def test_the_command_converts(room, tmp_path):
+    result = call(room / "base", "--out", tmp_path / "model")
+    assert result.exit_code == 0, result.output
+    assert "of the model" in result.output
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "model").config.encoding["kind"] == "tape"
+    assert len(AutoTokenizer.from_pretrained(tmp_path / "model")) == 258
+    result = call(room / "base", "--method", "lora", "--save", "adapter", "--out", tmp_path / "adapter")
+    assert result.exit_code == 0
+    assert load_adapter(room / "base", tmp_path / "adapter").adaptation.settings.method == "lora"
+    before = set(tmp_path.iterdir())
+    shown = json.loads(call(room / "base", "--method", "full", "--json").stdout)
+    assert shown["trained"]["share"] == 1.0
+    assert set(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--method", "tpae"], "Did you mean 'tape'"),
+        (["--save", "modle"], "Did you mean 'model'"),
+        (["--steps", "3"], "--steps is for training, which needs --data"),
+        (["--eval-windows", "3"], "--eval-windows is for training, which needs --data"),
+        (["--resume"], "--resume is for training"),
+        (["--data", "DATA"], "Training needs --out"),
+        (["--data", "DATA", "--out", "OUT"], "Say how long to train: --steps or --tokens"),
+        (["--data", "DATA", "--out", "OUT", "--steps", "1", "--dtype", "float32"], "training has --precision"),
+        (["--data", "DATA", "--out", "OUT", "--steps", "0"], "steps is 0; it must be 1 or more"),
+        (["--data", "DATA", "--out", "OUT", "--steps", "1", "--adapter", "x"], "leave out --data"),
+        (["--eval-lengths", "1k"], "does not read as whole numbers"),
+        (["--eval-data", "books"], "does not read as NAME=VALUE"),
+        (["--eval-data", "a=b", "--eval-data", "a=c"], "names 'a' twice"),
+        (["--adapter", "x", "--method", "lora"], "--method was settled when the adapter was trained"),
+        (["--adapter", "x"], "There is no adapter in"),
+        (["--tokenizer", "x", "--out", "OUT"], "There is no tokenizer in"),
+    ],
+)
+def test_wrong_options(room, tmp_path, options, message):
+    places = {"DATA": str(room / "data"), "OUT": str(tmp_path / "out")}
+    result = call(room / "base", *(places.get(option, option) for option in options))
+    assert result.exit_code == 2, result.output
+    # the message is wrapped in a box
+    assert message in " ".join(result.output.replace("│", " ").split())
+
+
+def test_a_full_disk_ends_the_command(room, tmp_path, monkeypatch):
+    from equitape.adapt import whole
+
+    def fail(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(whole, "whole_card", fail)
+    result = call(room / "base", "--out", tmp_path / "model")
+    assert result.exit_code == 1
+    assert "cannot be written (No space left on device); nothing there was changed" in result.output
+    assert list(tmp_path.iterdir()) == []
