@@ -81,7 +81,12 @@ def make_results():
     runs[14] = make_run("tape, no carry", 2, 1.1, "missing", "Not run yet.")
     return {
         "name": "addition-20",
-        "recipe": {"name": "addition-20", "seeds": [0, 1, 2], "task": {"kind": "addition", "max_digits": 20}},
+        "recipe": {
+            "name": "addition-20",
+            "description": "Sums & more.",
+            "seeds": [0, 1, 2],
+            "task": {"name": "addition", "trained_digits": 20},
+        },
         "task": {
             "name": "addition",
             "idea": "sums of two numbers, least digit first",

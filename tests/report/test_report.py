@@ -14,7 +14,7 @@ from made_up import make_results, make_run
 from equitape.report import write_report
 from equitape.report.plots import line_style, loss_points, plot_curve
 from equitape.report.summary import Spread, mean_grid, summarise
-from equitape.report.tables import number, spread_cell
+from equitape.report.tables import number, quantity, spread_cell
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +101,15 @@ def test_nothing_is_hidden(folder, results, name):
     assert "1 of 3 runs missing" in shown
     for value in (v for v in results["environment"].values() if v is not None):
         assert value in shown
-    for part in ("2501.00712", "41.42", "claims, not measurements", "not run here", "max_digits: 20", "unknown"):
+    for part in (
+        "2501.00712",
+        "41.42",
+        "claims, not measurements",
+        "not run here",
+        "trained_digits: 20",
+        "Sums & more.",
+        "unknown",
+    ):
         assert part in shown
     for heading in ("In distribution", "Out of distribution", "Beside published numbers"):
         assert heading in shown
@@ -222,6 +230,19 @@ def test_logs_of_failed_runs_are_drawn_as_far_as_they_go(results):
 def test_same_results_give_the_same_pictures(results):
     title = "perplexity against length"
     assert plot_curve(summarise(results), title) == plot_curve(summarise(results), title)
+
+
+def test_where_training_ended(results):
+    summary = summarise(results)
+    assert summary.trained_up_to("digits of the first operand") == 20
+    assert summary.trained_up_to("tokens read at once") == 1024
+    assert summary.trained_up_to("blanks") is None
+
+
+def test_quantities():
+    assert [quantity(count) for count in (999, 4_812, 280_032, 4_816_032, 155_330_000, 2.5e9)] == [
+        "999", "4.812 k", "280.0 k", "4.816 M", "155.3 M", "2.500 G",
+    ]  # fmt: skip
 
 
 def test_numbers():

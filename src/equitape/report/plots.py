@@ -213,20 +213,34 @@ def plot_curve(summary: Summary, title: str) -> Plot:
         if len(xs) <= 10:
             axes.set_xticks(sorted(xs), [f"{x:g}" for x in sorted(xs)])
             axes.xaxis.minorticks_off()
-        mark_trained_length(axes, summary.results["task"].get("trained_length"), first["x_label"], xs)
+        mark_trained(axes, summary.trained_up_to(first["x_label"]), xs)
         axes.set(xlabel=first["x_label"], ylabel=first["y_label"])
         finish_axes(figure, axes)
         alt = f"Line plot of {first['y_label']} against {first['x_label']}, mean over seeds: {'; '.join(told)}."
         return finish(figure, file_name("curve", title), title, alt)
 
 
-def mark_trained_length(axes: Any, trained: float | None, x_label: str, xs: set[float]) -> None:
-    """A line where training ended, on plots against tokens."""
-    if trained is None or "token" not in x_label or not min(xs, default=0) <= trained <= max(xs, default=0):
+def mark_trained(axes: Any, trained: float | None, xs: set[float]) -> None:
+    """A line where training ended."""
+    if trained is None or not min(xs, default=0) <= trained <= max(xs, default=0):
         return
     axes.axvline(trained, color=INK, linewidth=1, linestyle=(0, (1, 3)), zorder=0)
     where = axes.get_xaxis_transform()
-    axes.text(trained, 1.01, "trained length", transform=where, fontsize="x-small", ha="center", va="bottom")
+    axes.text(trained, 1.01, "trained up to here", transform=where, fontsize="x-small", ha="center", va="bottom")
+
+
+def mark_trained_corner(axes: Any, entry: dict[str, Any], rows: float | None, columns: float | None) -> None:
+    """A frame around the trained part of a heat map."""
+    from matplotlib.patches import Rectangle
+
+    if rows is None or columns is None:
+        return
+    height, width = (
+        sum(value <= limit for value in entry[name]) for name, limit in (("rows", rows), ("columns", columns))
+    )
+    for colour, line in (("black", 2.4), ("white", 1.2)):
+        frame = Rectangle((-0.5, -0.5), width, height, fill=False, edgecolor=colour, linewidth=line, clip_on=False)
+        axes.add_patch(frame)
 
 
 def plot_heat_maps(summary: Summary, title: str) -> Plot:
@@ -242,7 +256,7 @@ def plot_heat_maps(summary: Summary, title: str) -> Plot:
     lines = math.ceil(len(grids) / PANELS_IN_A_ROW)
     columns = math.ceil(len(grids) / lines)
     with figure_of(2.3 * columns + 1.1, 2.6 * lines + 0.4) as figure:
-        panels, image, told = [], None, []
+        panels, image, told, trained = [], None, [], []
         for index, (label, (entry, grid, count)) in enumerate(grids.items()):
             axes = figure.add_subplot(lines, columns, index + 1)
             # no seed has a number there
@@ -256,15 +270,18 @@ def plot_heat_maps(summary: Summary, title: str) -> Plot:
             label_ticks(axes.xaxis, entry["columns"])
             label_ticks(axes.yaxis, entry["rows"])
             axes.spines[:].set_visible(False)
+            trained = [summary.trained_up_to(entry[name]) for name in ("row_label", "column_label")]
+            mark_trained_corner(axes, entry, *trained)
             panels.append(axes)
             told.append(f"{label} {mean:.3g}")
         entry = next(iter(grids.values()))[0]
         figure.supxlabel(entry["column_label"], fontsize="small")
         figure.supylabel(entry["row_label"], fontsize="small")
         figure.colorbar(image, ax=panels, shrink=0.8, aspect=18)
+        framed = "" if None in trained else ", the trained part framed"
         alt = (
             f"Heat maps of {readable(title)} by {entry['row_label']} and {entry['column_label']}, one an encoding, "
-            f"lighter is higher. Mean over all cells: {'; '.join(told)}."
+            f"lighter is higher{framed}. Mean over all cells: {'; '.join(told)}."
         )
         return finish(figure, file_name("map", title), title, alt)
 

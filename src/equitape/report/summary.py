@@ -109,6 +109,17 @@ class Summary:
     def seeds(self) -> list[int]:
         return sorted({run["seed"] for group in self.groups for run in group.runs})
 
+    def trained_up_to(self, label: str) -> float | None:
+        """Where training ended on an axis with this label: the task's option `trained_UNIT`, or its trained length in
+        tokens; None where neither is of this unit.
+        """
+        words = label.split()
+        for option, value in (self.results["recipe"].get("task") or {}).items():
+            if option.startswith("trained_") and option.removeprefix("trained_") in words:
+                return float(value)
+        length = self.results["task"].get("trained_length")
+        return float(length) if length is not None and "tokens" in words else None
+
     def metric_names(self, outside: bool) -> list[str]:
         """Names in the order of first appearance, of metrics in or out of distribution."""
         names = dict.fromkeys(

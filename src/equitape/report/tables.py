@@ -68,9 +68,12 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
-def millions(count: float) -> str:
+def quantity(count: float) -> str:
     """1234567 as 1.235 M."""
-    return f"{count / 1e6:.3f} M" if count < 1e8 else f"{count / 1e6:,.1f} M"
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if count >= size:
+            return f"{number(count / size)} {letter}"
+    return f"{count:.0f}"
 
 
 def name_cell(group: Group) -> Cell:
@@ -112,8 +115,8 @@ def headline_table(summary: Summary) -> Table:
         [
             name_cell(group),
             spread_cell(group.metric(name), best == group.label),
-            plain_cell(group.spread("parameters"), millions),
-            plain_cell(group.spread("trained_tokens"), millions),
+            plain_cell(group.spread("parameters"), quantity),
+            plain_cell(group.spread("trained_tokens"), quantity),
             plain_cell(group.spread("seconds"), duration),
             plain_cell(group.spread("tokens_per_second"), lambda rate: f"{rate:,.0f}"),
             plain_cell(group.spread("peak_mib"), lambda size: f"{size:,.0f}"),

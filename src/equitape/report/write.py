@@ -24,6 +24,7 @@ def write_report(results: dict[str, Any], out_dir: Path) -> None:
     content = {
         "name": results["name"],
         "task": results["task"],
+        "description": results["recipe"].get("description") or "",
         "findings": findings(summary),
         "tables": quality_tables(summary),
         "best_rule": BEST_RULE,
