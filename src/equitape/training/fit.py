@@ -21,7 +21,7 @@ from . import checkpoints
 from .callbacks import Bookkeeper, Evaluate, Meter
 from .log import LOG, StepLog, truncate_log
 from .settings import TrainSettings
-from .trainer import EquitapeTrainer, learning_rate_share
+from .trainer import EquitapeTrainer, learning_rate_share, walked_once
 
 MODEL = "model"
 ENDLESS_STEPS = 10**9
@@ -130,8 +130,10 @@ def fit(
     autocast = torch.bfloat16 if uses_bf16(settings) and not arguments.bf16 else None
     trainer.watch(log, learning_rate_share(settings, steps, keeper.share_of_time), autocast)
     trainer.add_callback(keeper)
+    model.train()
     try:
-        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        with walked_once(model):
+            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     finally:
         keeper.close()
         if use_cache is not None:

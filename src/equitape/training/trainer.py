@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -33,6 +33,21 @@ def learning_rate_share(
         return settings.final_rate + (1 - settings.final_rate) * fall
 
     return share
+
+
+@contextlib.contextmanager
+def walked_once(model: nn.Module) -> Iterator[None]:
+    """Trainer calls `model.train()` at every step, which walks over all modules; inside, only a change of mode does."""
+    change = model.train
+
+    def train(mode: bool = True) -> nn.Module:
+        return model if model.training == mode else change(mode)
+
+    model.train = train  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del model.train
 
 
 class EquitapeTrainer(Trainer):
