@@ -51,6 +51,8 @@ def test_an_example_depends_on_seed_and_number_alone(task):
     ordered = [examples[index] for index in range(600)]
     for index in (599, 0, 300, 255, 256):
         assert same(examples[index], ordered[index])
+    # another block, another seed
+    assert not all(same(ordered[index], ordered[index + 256]) for index in range(50))
     others = task.training_set(8)
     assert not all(same(others[index], ordered[index]) for index in range(50))
     assert len({example["input_ids"].numpy().tobytes() for example in ordered}) > 20
