@@ -50,6 +50,9 @@ def test_inspect_writes_page_and_pictures(folder, tmp_path):
         assert part in text
     data = json.loads(re.search(r'id="data">(.*?)</script>', text, re.DOTALL)[1])
     assert data["labels"][:8] == ["h", "<0xC3>", "<0xA9>", "l", "l", "o", "⏎", "w"]
+    numbers = json.loads((tmp_path / "out" / "inspect.json").read_text())
+    assert len(numbers["by_layer"]["phase displacement, radians"]) == 3
+    assert {change["model"] for change in numbers["stability"]["changes"]} == {"rope", "tape", "not equivariant"}
     assert "Written to" in flat(result)
     assert "phase displacement" in flat(result)
 

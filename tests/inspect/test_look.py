@@ -87,6 +87,16 @@ def test_long_texts_are_sampled_evenly():
     assert "64 evenly spaced tokens" in " ".join(seen.notes())
 
 
+@pytest.mark.parametrize("case", ["tape", "tape-options", "tensor_tape"])
+def test_half_precision_can_be_looked_at(case):
+    exact, half = (
+        look_inside(build(case, dtype=dtype), draw_tokens(1, 9)) for dtype in (torch.float64, torch.bfloat16)
+    )
+    # the first layer differs by rounding alone
+    assert np.abs(half.attention[0] - exact.attention[0]).max() < 0.05
+    assert np.isfinite(half.products).all()
+
+
 def test_refusals():
     model = build("tape")
     with pytest.raises(ValueError, match=r"shape \[2, 6\]"):

@@ -11,7 +11,9 @@ def inspect(
     model: Annotated[str, typer.Argument(help="Folder of a saved model, of a run or of an adapter.")],
     text: Annotated[str | None, typer.Option(help="What it reads: a file, or the text itself.")] = None,
     ids: Annotated[str | None, typer.Option(help="Token ids instead of text: a file, or numbers like '3 1 4'.")] = None,
-    out: Annotated[Path, typer.Option(help="Folder for inspect.html and the PNG files.")] = Path("inspect"),
+    out: Annotated[Path, typer.Option(help="Folder for page, figures and pictures.")] = Path(
+        "inspect"
+    ),
     tokenizer: Annotated[
         str | None, typer.Option(help="'bytes', or a folder; the model's own when left out.", show_default=False)
     ] = None,
@@ -33,7 +35,7 @@ def inspect(
 ) -> None:
     """Look inside a model while it reads a text: attention, positional states, distances, mixing.
 
-    Writes one HTML page with sliders for layer and head, which opens without a server, and PNG files.
+    Writes one HTML page with sliders for layer and head, which opens without a server, PNG files, and figures as JSON.
     """
     from ..inspect.command import InspectSettings, run
 

@@ -1,6 +1,7 @@
 """What `equitape inspect` does, from its settings to the files."""
 
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +9,12 @@ from rich.console import Console
 
 from .load import Text, begin_token_of, load_model, model_folder, read_numbers, read_text
 from .look import look_inside
-from .page import write_page
+from .page import lines_of, write_page
 from .pictures import write_pictures
 from .show import print_layers, print_stability
 from .stability import measure_stability
 
-PAGE = "inspect.html"
+PAGE, NUMBERS = "inspect.html", "inspect.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,13 +66,21 @@ def run(settings: InspectSettings, console: Console) -> None:
             also[name] = load_model(folder, settings.dtype)
         stability = measure_stability(model, text.input_ids, text.begin_token, also)
     name = Path(settings.model).name or settings.model
+    facts = facts_of(settings, model, text)
     write_page(
         settings.out / PAGE,
         seen,
         title=f"Inside {name}",
-        facts=facts_of(settings, model, text),
+        facts=facts,
         stability=stability,
     )
+    numbers = {
+        "facts": dict(facts),
+        "notes": seen.notes(),
+        "by_layer": {line["title"]: line["values"] for line in lines_of(seen)},
+        "stability": None if stability is None else asdict(stability),
+    }
+    (settings.out / NUMBERS).write_text(json.dumps(numbers, indent=2), encoding="utf-8")
     pictures = write_pictures(seen, settings.out)
     print_layers(seen, console)
     if stability is not None:
@@ -81,7 +90,7 @@ def run(settings: InspectSettings, console: Console) -> None:
     for note in seen.notes():
         console.print(note, highlight=False)
     names = ", ".join(path.name for path in pictures)
-    console.print(f"Written to {settings.out}: {PAGE}, {names}.", highlight=False, soft_wrap=True)
+    console.print(f"Written to {settings.out}: {PAGE}, {NUMBERS}, {names}.", highlight=False, soft_wrap=True)
 
 
 def find_text(settings: InspectSettings, model: Any) -> Text:
