@@ -142,4 +142,11 @@ def attend(
     if implementation == "sdpa" and query.is_cuda:
         return cuda_attention(query, key, value, mask, dropout, scaling), None
     function = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention)
+    # the CPU's fused kernel takes no value wider than the key; calls that drop weights must drop the same ones
+    if implementation == "sdpa" and query.device.type == "cpu" and value.shape[-1] > key.shape[-1] and not dropout:
+        parts = [
+            function(module, query, key, part, mask, scaling=scaling, **kwargs)[0]
+            for part in value.split(key.shape[-1], dim=-1)
+        ]
+        return torch.cat(parts, dim=-1), None
     return function(module, query, key, value, mask, dropout=dropout, scaling=scaling, **kwargs)

@@ -1,0 +1,46 @@
+"""Which attention kernel serves a call."""
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from cases import build, draw_tokens, gap
+
+
+def operators(run):
+    with profile(activities=[ProfilerActivity.CPU]) as trace:
+        run()
+    return {event.key for event in trace.key_averages() if "scaled_dot_product" in event.key}
+
+
+@pytest.mark.parametrize("case", ["rope", "tape", "tensor_tape"])
+@pytest.mark.parametrize("train", [False, True])
+def test_the_fused_kernel_of_the_cpu_takes_a_widened_value(case, train):
+    model = build(case, dtype=torch.float32, attn_implementation="sdpa")
+    tokens = draw_tokens(2, 24)
+
+    def run():
+        with torch.set_grad_enabled(train):
+            loss = model(tokens, labels=tokens, use_cache=False).loss
+        if train:
+            loss.backward()
+
+    used = operators(run)
+    assert "aten::_scaled_dot_product_flash_attention_for_cpu" in used
+    assert "aten::_scaled_dot_product_attention_math" not in used
+
+
+def test_dropped_weights_are_the_same_for_token_and_field():
+    """A value of ones shows the sum of the weights that were left: both halves of the widened value must agree."""
+    model = build("tape", attn_implementation="sdpa", attention_dropout=0.5).train()
+    attention = model.model.layers[0].self_attn
+    sums, fields = [], []
+    with torch.no_grad():
+        attention.v_proj.register_forward_hook(lambda module, inputs, output: torch.ones_like(output))
+        attention.encoding.values = lambda state: torch.ones_like(state)
+        attention.o_proj.register_forward_pre_hook(lambda module, inputs: sums.append(inputs[0]))
+        attention.encoding.update = lambda state, carried, attended, fed: fields.append(carried) or state
+        model(draw_tokens(2, 24), use_cache=False)
+    token_sums = sums[0].unflatten(-1, (model.config.num_attention_heads, -1)).transpose(1, 2)
+    assert gap(token_sums, fields[0]) < 1e-12
+    assert token_sums.std() > 0.1
