@@ -54,9 +54,9 @@ def _card(model: EquitapeForCausalLM, adaptation: "Adaptation", what: str, loadi
     facts = {
         "method": f"{settings.method}: {settings.plan.idea}",
         "context": f"{model.config.max_position_embeddings} tokens",
-        "positions": _plain(model.config.encoding),
+        "positions": _plain(_shortened(model.config.encoding)),
         "trained": f"{len(trained)} tensors, {count:,} parameters",
-        "settings": _plain(settings.to_dict()),
+        "settings": _plain(settings.used()),
     }
     parts = [
         f"---\nlibrary_name: equitape\nbase_model: {adaptation.base_name}\npipeline_tag: text-generation\n"
@@ -77,6 +77,13 @@ def _training(training: dict[str, Any]) -> str:
     if not training:
         return "None by this package yet: the outputs are those of the base with these positions."
     return _table({key: _plain(value) if isinstance(value, dict) else value for key, value in training.items()})
+
+
+def _shortened(encoding: dict[str, Any]) -> dict[str, Any]:
+    """An encoding without its scaling where that does nothing."""
+    scaling = {key: value for key, value in encoding.get("scaling", {}).items() if value is not None}
+    plain = {key: value for key, value in encoding.items() if key != "scaling"}
+    return {**plain, "scaling": scaling} if scaling.get("kind", "default") != "default" else plain
 
 
 def _table(facts: dict[str, Any]) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 import yaml
 from accelerate import PartialState
 from rich.console import Console
+from transformers.utils.logging import disable_progress_bar
 
 from ..model import EquitapeForCausalLM
 from ..registry import describe_choices
@@ -50,6 +51,8 @@ def run(command: AdaptCommand, console: Console) -> dict[str, Any]:
     """Do it, show it, and return the figures with a `status`."""
     if command.save is not None and command.save not in SAVES:
         raise ValueError(f"A {command.save!r} cannot be saved.{describe_choices(command.save, SAVES)}")
+    if not console.is_terminal:
+        disable_progress_bar()
     if command.finetune["data"]:
         return _train(command, console)
     for_training = {**command.finetune, **command.train, "resume": command.resume or None, "tokenizer": None}

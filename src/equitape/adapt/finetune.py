@@ -39,6 +39,7 @@ from ..training.settings import TrainSettings
 from .adapter import adaptation_of, save_adapter
 from .adapting import Adaptation, build
 from .evaluation import TRAINED_ON, EvalSettings, beside, check_lengths, score
+from .lora import lora_layers
 from .methods import AdaptSettings, summarize_training
 from .picture import draw_loss
 from .vocabulary import check_vocabulary, tokenizer_of
@@ -156,6 +157,9 @@ def widen_trained(model: EquitapeForCausalLM) -> None:
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.to(torch.float32)
+    for _, layer in lora_layers(model):
+        # peft would copy the inputs to float32, and autocast back again
+        layer.cast_input_dtype_enabled = False
 
 
 def read_data(settings: FinetuneSettings, tokenizer: Any, context: int) -> tuple[PackedDataset, dict[str, TokenStore]]:
@@ -251,6 +255,7 @@ def describe_results(
         {
             "data": ", ".join(Path(source).name for source in settings.data),
             "documents": str(rows.report),
+            "tokens in a row": rows.length,
             "data_digest": rows.store.facts.digest,
             "steps": result.steps,
             "tokens": result.tokens,

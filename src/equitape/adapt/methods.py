@@ -118,6 +118,11 @@ class AdaptSettings(Settings):
         """What the chosen method does."""
         return METHODS[self.method]
 
+    def used(self) -> dict[str, Any]:
+        """What matters to the chosen method, for people."""
+        left_out = set() if self.plan.lora else set(LORA_OPTIONS)
+        return {key: value for key, value in self.to_dict().items() if key not in left_out and value != {}}
+
     def trains(self, part: str) -> bool:
         """Whether "embeddings" or "norms" train."""
         asked = getattr(self, f"train_{part}")

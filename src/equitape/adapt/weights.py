@@ -7,16 +7,17 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.initialization import no_init_weights
 
 from ..encodings.base import ENCODINGS
 from ..model import EquitapeConfig, EquitapeForCausalLM
 from .families import FAMILIES, translate_config
 
 TRAINABLE_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-SAMPLES = 4096
-"""Values of each tensor that a fingerprint reads; smaller tensors are read whole."""
+RUNS, VALUES_IN_A_RUN = 8, 512
+"""What a fingerprint reads of each tensor; runs, since weights may lie on a disk still."""
 FINGERPRINTED_FIELDS = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
     "head_dim", "hidden_act", "tie_word_embeddings", "attention_bias", "attention_output_bias", "mlp_bias", "qk_norm",
@@ -158,12 +159,10 @@ def convert(source: PreTrainedModel, config: EquitapeConfig, seed: int = 0) -> E
     assert isinstance(config.encoding, dict)
     if implementation not in ENCODINGS[config.encoding["kind"]].backends:
         implementation = "sdpa"
-    with torch.device("meta"):
+    # neither memory nor random numbers for weights that the source brings
+    with torch.device("meta"), no_init_weights():
         model = EquitapeForCausalLM._from_config(config, attn_implementation=implementation)
-    given = dict(source.named_parameters(remove_duplicate=False))
-    for name, _ in list(model.named_parameters(remove_duplicate=False)):
-        if name in given:
-            _place(model, name, given[name].detach())
+    _place(model, dict(source.named_parameters(remove_duplicate=False)))
     if config.tie_word_embeddings:
         model.lm_head.weight = model.model.embed_tokens.weight
     _make_missing(model, seed)
@@ -173,16 +172,20 @@ def convert(source: PreTrainedModel, config: EquitapeConfig, seed: int = 0) -> E
     return model.eval()
 
 
-def _place(model: nn.Module, name: str, tensor: Tensor) -> None:
-    owner, _, leaf = name.rpartition(".")
-    module = model.get_submodule(owner)
-    wanted = getattr(module, leaf).shape
-    if tensor.shape != wanted:
-        raise ValueError(
-            f"The weight {name!r} has shape {list(tensor.shape)}; its configuration asks for {list(wanted)}."
-        )
-    # a parameter of its own, so that freezing it leaves the source as it was, on the same memory
-    setattr(module, leaf, nn.Parameter(tensor))
+def _place(model: nn.Module, given: dict[str, nn.Parameter]) -> None:
+    """Put the given tensors where the model has parameters of their names."""
+    for prefix, module in model.named_modules():
+        for leaf, parameter in module._parameters.items():
+            tensor = given.get(f"{prefix}.{leaf}")
+            if parameter is None or tensor is None:
+                continue
+            if tensor.shape != parameter.shape:
+                raise ValueError(
+                    f"The weight '{prefix}.{leaf}' has shape {list(tensor.shape)}; its configuration asks for "
+                    f"{list(parameter.shape)}."
+                )
+            # a parameter of its own, so that freezing it leaves the source as it was, on the same memory
+            module._parameters[leaf] = nn.Parameter(tensor.detach())
 
 
 def _make_missing(model: EquitapeForCausalLM, seed: int) -> None:
@@ -191,13 +194,18 @@ def _make_missing(model: EquitapeForCausalLM, seed: int) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         for name, module in model.named_modules():
-            if not any(parameter.is_meta for parameter in module.parameters(recurse=False)):
+            missing = [
+                leaf for leaf, parameter in module._parameters.items() if parameter is not None and parameter.is_meta
+            ]
+            if not missing:
                 continue
             if "encoding" not in name.split("."):
                 raise ValueError(f"The source has no weight for {name!r}; are its files whole?")
-            module.to_empty(device=torch.device("cpu"), recurse=False)
+            for leaf in missing:
+                module._parameters[leaf] = nn.Parameter(torch.empty(getattr(module, leaf).shape))
             model._init_weights(module)
-            for parameter in module.parameters(recurse=False):
+            for leaf in missing:
+                parameter = getattr(module, leaf)
                 parameter.data = parameter.data.to(device=first.device, dtype=first.dtype)
 
 
@@ -214,8 +222,9 @@ def fingerprint(source: nn.Module, config: EquitapeConfig) -> dict[str, Any]:
     }
     for name in sorted(tensors):
         flat = tensors[name].detach().reshape(-1)
-        spread = torch.linspace(0, len(flat) - 1, min(SAMPLES, len(flat)), dtype=torch.float64).long()
-        values = flat[spread.to(flat.device)].to("cpu", torch.float32).to(torch.bfloat16)
+        if len(flat) > RUNS * VALUES_IN_A_RUN:
+            flat = flat[: len(flat) // RUNS * RUNS].view(RUNS, -1)[:, :VALUES_IN_A_RUN].reshape(-1)
+        values = flat.to("cpu", torch.float32).to(torch.bfloat16)
         digest.update(f"{name} {list(tensors[name].shape)}".encode())
         digest.update(values.view(torch.int16).numpy().tobytes())
     architecture = {name: getattr(config, name) for name in FINGERPRINTED_FIELDS}
