@@ -73,3 +73,18 @@ def test_the_opaque_operator_is_a_proper_one():
     ids, frequencies = torch.arange(7)[None], torch.rand(4, dtype=torch.float64)
     torch.library.opcheck(_opaque_phasors, (ids, frequencies, torch.float32))
     assert torch.equal(_opaque_phasors(ids, frequencies, torch.float32), phasors(ids, frequencies, torch.float32))
+
+
+def test_a_wider_field_leaves_queries_and_keys_in_their_dtype():
+    """As under autocast: the field in float32, queries and keys in bfloat16."""
+    query, key, field = draw_all(2, dtype=torch.float32)
+    rounded = [each.detach().bfloat16().requires_grad_() for each in (query, key)]
+    turned = turn(*rounded, field)
+    assert {each.dtype for each in turned} == {torch.bfloat16}
+    slopes = [torch.randn_like(each) for each in turned]
+    found = torch.autograd.grad(turned, (*rounded, field), slopes)
+    assert [each.dtype for each in found] == [torch.bfloat16, torch.bfloat16, torch.float32]
+    exact = [each.detach().double().requires_grad_() for each in (*rounded, field)]
+    expected = torch.autograd.grad(plain_turn(*exact), exact, [each.double() for each in slopes])
+    for each, wanted in zip(found, expected, strict=True):
+        assert (each.double() - wanted).norm() <= 1e-2 * wanted.norm()
