@@ -26,10 +26,10 @@ def test_encodings_as_table_and_json():
     assert listed["tape"]["scaling"]["kind"] == "default"
 
 
-def test_demo_trains_compares_and_answers():
-    result = runner.invoke(app, ["demo", "--steps", "2"])
+def test_demo_trains_compares_and_answers(tmp_path):
+    result = runner.invoke(app, ["demo", "--steps", "2", "--out", str(tmp_path)])
     assert result.exit_code == 0, result.output
-    for part in ("rope", "tape", "parameters", "trained", " + "):
+    for part in ("nope", "rope", "tape", "parameters", "exact", "longer than in training", " + "):
         assert part in result.output
 
 

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 import yaml
@@ -224,3 +225,11 @@ def test_help_documents_every_field():
         shown = " ".join(runner.invoke(app, [command, "--help"]).output.split())
         assert all(f" {name}" in shown for name in expected), command
     assert "train.batch_size [64]: Examples in an optimizer step" in recipe_help()
+
+
+def test_the_page_on_training_lists_all_fields_and_recipes():
+    page = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
+    for name, default, words in list_fields():
+        assert f"| `{name}` | {default} | {words} |" in page
+    for name in available_recipes():
+        assert f"| `{name}` | {load_recipe(name).description} |" in page

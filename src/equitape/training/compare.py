@@ -21,7 +21,7 @@ results.json, which reports are made from, is this dictionary (all of it plain J
         parameters       number of weights
         steps            optimizer steps done
         trained_tokens   tokens seen, padding not counted
-        seconds          of training, evaluation and start-up not counted
+        seconds          of training steps, compiling included; evaluation, saving and start-up not counted
         tokens_per_second
         peak_mib         most memory held on the device while training; null on the CPU
         evaluate_seconds

@@ -215,6 +215,7 @@ def training_arguments(settings: TrainSettings, run_dir: Path, steps: int) -> Tr
         train_sampling_strategy="sequential",
         dataloader_num_workers=workers,
         dataloader_pin_memory=cuda,
+        accelerator_config={"non_blocking": cuda},
         remove_unused_columns=False,
         save_strategy="steps",
         save_steps=settings.save_every or max(50, steps // 10),
