@@ -191,7 +191,7 @@ def test_runs_side_by_side_are_the_same(finished, tmp_path, monkeypatch):
 
 def test_directories_that_are_refused(finished, tmp_path):
     for changes, message in (
-        ({"seeds": [0]}, r"differ in train.steps, train.save_every\)"),
+        ({"seeds": [0]}, r"differ in train.steps\)"),
         ({"seeds": [0], "model": {**SMALL["model"], "hidden_size": 32}}, r"differ in model.hidden_size, train"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -201,6 +201,21 @@ def test_directories_that_are_refused(finished, tmp_path):
         compare(plan(), tmp_path)
     with pytest.raises(ValueError, match="is a file; choose a directory"):
         compare(plan(), tmp_path / "letter.txt")
+
+
+def test_same_label_for_another_encoding_is_refused(tmp_path):
+    compare(plan(encodings=["tape"]), tmp_path)
+    with pytest.raises(ValueError, match=r"tape-seed0 holds a run of another recipe \(they differ in encodings\)"):
+        compare(plan(encodings=[{"kind": "tape", "normalize": True}]), tmp_path)
+    # how often something is written down changes no run
+    train = {**SMALL["train"], "log_every": 1, "save_every": 1, "keep": 5, "workers": 1}
+    assert compare(plan(encodings=["tape"], train=train), tmp_path)["runs"][0]["status"] == "done"
+
+
+def test_several_processes_are_for_train(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="start several processes of equitape train"):
+        compare(plan(), tmp_path / "out")
 
 
 def test_train_command(tmp_path):

@@ -1,15 +1,19 @@
 """One run: resuming, order of data, budgets, the end on a loss that is none."""
 
+import io
 import itertools
 import math
 import multiprocessing
 import shutil
+import sys
 import time
+import types
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 from tiny import losses, numbered, read_lines, run, run_and_die, settings, small_model
 
 from equitape import EquitapeForCausalLM
@@ -315,3 +319,42 @@ def test_thinned_curve_keeps_the_mean():
     assert thinned[-1][0] == 1000
     assert sum(value for _, value in thinned) / 100 == pytest.approx(sum(value for _, value in points) / 1000)
     assert thin(points[:5], 100) == [[step, value] for step, value in points[:5]]
+
+
+def test_tensorboard_where_it_is_installed(tmp_path, monkeypatch):
+    written = []
+
+    class SummaryWriter:
+        def __init__(self, folder, purge_step):
+            written.append((Path(folder).name, purge_step))
+
+        def add_scalar(self, name, value, step):
+            written.append((name, value, step))
+
+        def close(self):
+            written.append("closed")
+
+    stub = types.ModuleType("torch.utils.tensorboard")
+    stub.SummaryWriter = SummaryWriter
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", stub)
+    run(tmp_path, steps=5, eval_every=5)
+    assert written[0] == ("tensorboard", 1)
+    assert written[-1] == "closed"
+    assert [value for name, value, _ in written[1:-1] if name == "loss"] == losses(tmp_path)
+    assert {name for name, *_ in written[1:-1]} == {
+        "loss", "grad_norm", "learning_rate", "tokens_per_second", "evaluation/loss"
+    }  # fmt: skip
+
+
+def test_progress_is_shown_on_a_terminal_only(tmp_path):
+    for terminal in (True, False):
+        console = Console(file=io.StringIO(), force_terminal=terminal, width=100)
+        fit(
+            small_model(),
+            numbered(),
+            settings(steps=3, log_every=1),
+            tmp_path / str(terminal),
+            collate=partial(pad_right, pad_token_id=0),
+            console=console,
+        )
+        assert ("tokens/s" in console.file.getvalue()) == terminal

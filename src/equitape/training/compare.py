@@ -33,6 +33,7 @@ Metric names that contain "outside" are out of distribution, all others inside (
 """
 
 import gc
+import os
 import traceback
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -78,6 +79,7 @@ def compare(plan: Plan, out_dir: Path, *, jobs: int = 1, console: Console | None
         for number, (label, seed) in enumerate(waiting):
             console.print(f"Run {number + 1} of {len(waiting)}: {escape(label)}, seed {seed}.")
             tell(console, plan, attempt(plan, label, seed, out_dir, console))
+            write_json(out_dir / RESULTS, collect(plan, out_dir, environment))
     results = collect(plan, out_dir, environment)
     write_json(out_dir / RESULTS, results)
     write_report(results, out_dir)
@@ -86,7 +88,15 @@ def compare(plan: Plan, out_dir: Path, *, jobs: int = 1, console: Console | None
 
 def check_directory(out_dir: Path, recipe: Recipe) -> None:
     """More encodings and seeds may be added to a comparison; all else must be as it was."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ValueError("compare is one process, with --jobs for more; start several processes of equitape train.")
     run.check_directory(out_dir, recipe, resume=True, varies=("encodings", "seeds"))
+    for choice in recipe.choices:
+        for seed in choice.seeds:
+            folder = run_folder(out_dir, choice.label, seed)
+            # one that failed before it began holds nothing but the reason
+            if (folder / run.RECIPE).exists():
+                run.check_directory(folder, run.single_run(recipe, choice.label, seed), resume=True)
 
 
 def run_folder(out_dir: Path, label: str, seed: int) -> Path:

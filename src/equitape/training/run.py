@@ -27,8 +27,9 @@ from .settings import TrainSettings
 
 RUN = "run.json"
 RECIPE = "recipe.yaml"
-UNIMPORTANT = ("name", "description", "claims", "claims_source")
-"""Parts of a recipe that change no run."""
+UNIMPORTANT = ("name", "description", "claims", "claims_source", "train.workers", "train.log_every", "train.save_every",
+               "train.keep")  # fmt: skip
+"""Parts of a recipe that change no loss and no score."""
 
 
 @dataclass(frozen=True)
@@ -57,11 +58,11 @@ def execute(
     With several processes all of them train, and one scores; the others get None.
     """
     recipe, task = plan.recipe, plan.task
+    check_directory(run_dir, single_run(recipe, label, seed), resume)
     done = finished(run_dir) if resume else None
     if done is not None:
         return done
     processes = PartialState(cpu=not torch.accelerator.is_available())
-    check_directory(run_dir, single_run(recipe, label, seed), resume)
     processes.wait_for_everyone()
     if processes.is_main_process:
         write_text(run_dir / RECIPE, to_yaml(single_run(recipe, label, seed)))
@@ -200,7 +201,8 @@ def find_differences(path: Path, recipe: Recipe, ignored: tuple[str, ...]) -> li
         if key in ignored or first == second:
             continue
         if isinstance(first, dict) and isinstance(second, dict):
-            found += [f"{key}.{name}" for name in {**first, **second} if first.get(name) != second.get(name)]
+            names = [f"{key}.{name}" for name in {**first, **second} if first.get(name) != second.get(name)]
+            found += [name for name in names if name not in ignored]
         else:
             found.append(key)
     return found
