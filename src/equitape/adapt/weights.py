@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.initialization import no_init_weights
 
@@ -214,12 +214,21 @@ def fingerprint(source: nn.Module, config: EquitapeConfig) -> dict[str, Any]:
 
     Values are rounded to bfloat16 first, so the same base has one fingerprint in float32 and in bfloat16.
     """
-    digest = hashlib.sha256()
     tensors = {
         name: parameter
         for name, parameter in source.named_parameters()
         if not (config.tie_word_embeddings and name == "lm_head.weight")
     }
+    architecture = {name: getattr(config, name) for name in FINGERPRINTED_FIELDS}
+    # GGUF keeps it in float32
+    architecture["rms_norm_eps"] = float(torch.tensor(config.rms_norm_eps, dtype=torch.float32))
+    architecture["encoding"] = config.encoding
+    return {"architecture": json.loads(json.dumps(architecture)), "weights": digest_of(tensors)}
+
+
+def digest_of(tensors: dict[str, Tensor]) -> str:
+    """Of names, shapes and values spread over every tensor, rounded to bfloat16."""
+    digest = hashlib.sha256()
     for name in sorted(tensors):
         flat = tensors[name].detach().reshape(-1)
         if len(flat) > RUNS * VALUES_IN_A_RUN:
@@ -227,11 +236,7 @@ def fingerprint(source: nn.Module, config: EquitapeConfig) -> dict[str, Any]:
         values = flat.to("cpu", torch.float32).to(torch.bfloat16)
         digest.update(f"{name} {list(tensors[name].shape)}".encode())
         digest.update(values.view(torch.int16).numpy().tobytes())
-    architecture = {name: getattr(config, name) for name in FINGERPRINTED_FIELDS}
-    # GGUF keeps it in float32
-    architecture["rms_norm_eps"] = float(torch.tensor(config.rms_norm_eps, dtype=torch.float32))
-    architecture["encoding"] = config.encoding
-    return {"architecture": json.loads(json.dumps(architecture)), "weights": digest.hexdigest()}
+    return digest.hexdigest()
 
 
 def _first_line(error: BaseException) -> str:

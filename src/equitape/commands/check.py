@@ -21,8 +21,8 @@ def check(
     Exit code 1 tells that one is broken. What an encoding declares not to promise cannot fail.
     """
     from ..inspect.certificate import certify
-    from ..inspect.load import load_model
     from ..inspect.show import certificate_json, print_certificate
+    from ..loading import load_model
 
     if dtype not in ("float64", "float32"):
         raise typer.BadParameter(f"dtype is {dtype!r}; it must be float64 or float32.")

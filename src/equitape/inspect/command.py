@@ -7,7 +7,8 @@ from typing import Any
 
 from rich.console import Console
 
-from .load import Text, begin_token_of, load_model, model_folder, read_numbers, read_text
+from ..loading import load_model, load_tokenizer_of
+from .load import Text, begin_token_of, read_numbers, read_text
 from .look import look_inside
 from .page import lines_of, write_page
 from .pictures import write_pictures
@@ -95,14 +96,12 @@ def run(settings: InspectSettings, console: Console) -> None:
 
 def find_text(settings: InspectSettings, model: Any) -> Text:
     """The tokens to read, by the model's own tokenizer or the one asked for."""
-    from ..data.tokenizers import load_tokenizer
-
     config = model.config
     if settings.ids is not None:
         begin = begin_token_of(config, None)
         return read_numbers(settings.ids, config.vocab_size, settings.max_tokens, begin)
     assert settings.text is not None
-    tokenizer = load_tokenizer(settings.tokenizer or settings.base or model_folder(settings.model))
+    tokenizer = load_tokenizer_of(settings.model, settings.base, settings.tokenizer)
     begin = begin_token_of(config, tokenizer)
     return read_text(settings.text, tokenizer, config.vocab_size, settings.max_tokens, begin)
 

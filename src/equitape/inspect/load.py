@@ -1,6 +1,5 @@
-"""From what a user types to a model and to tokens: folders, runs, adapters; files, strings, numbers."""
+"""From what a user types to tokens: files, strings, numbers."""
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 VISIBLE = {"\n": "⏎", "\t": "⇥", "\r": "␍"}
 
 
@@ -23,52 +21,6 @@ class Text:
     """Tokens of the whole text; more than N where it was cut."""
     begin_token: int
     """What stands for [BOS]."""
-
-
-def model_folder(name: str) -> str:
-    """The folder that holds the weights: a run keeps them in `model/`."""
-    inner = Path(name).expanduser() / "model"
-    return str(inner) if (inner / "config.json").is_file() else name
-
-
-def load_model(name: str, dtype: str, base: str | None = None, as_ours: bool = True) -> Any:
-    """A model in evaluation mode: one of ours, an adapter on top of `base`, or a pretrained one of another class.
-
-    as_ours: turn others into one of ours, with the same outputs; otherwise they stay what they are.
-    """
-    import transformers
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    from ..adapt import adapt, load_adapter
-    from ..adapt.adapter import DESCRIPTION
-    from ..registry import describe_choices
-
-    if not sys.stderr.isatty():
-        transformers.logging.disable_progress_bar()
-    if dtype not in DTYPES:
-        raise ValueError(f"There is no dtype {dtype!r} here.{describe_choices(dtype, DTYPES)}")
-    path = Path(name).expanduser()
-    if (path / DESCRIPTION).is_file():
-        if base is None:
-            raise ValueError(f"{name!r} holds an adapter; name the model it was trained on with --base.")
-        return load_adapter(base, name, dtype=DTYPES[dtype]).eval()
-    if base is not None:
-        raise ValueError(f"{name!r} holds no adapter, so --base {base!r} plays no part; leave it out.")
-    folder = model_folder(name)
-    if not Path(folder).is_dir() and (Path(name).exists() or name.startswith((".", "/", "~")) or "/" not in name):
-        raise ValueError(f"There is no model at {name!r}; give the folder of a saved model, a run or an adapter.")
-    if Path(folder).is_dir() and not (Path(folder) / "config.json").is_file():
-        raise ValueError(
-            f"The folder {name!r} holds no config.json; give that of a saved model, of a run or an adapter."
-        )
-    try:
-        config = AutoConfig.from_pretrained(folder)
-        if config.model_type != "equitape" and as_ours:
-            return adapt(folder, "full", dtype=DTYPES[dtype]).eval()
-        return AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[dtype]).eval()
-    except OSError as error:
-        reason = str(error).strip().split("\n")[0]
-        raise ValueError(f"The model {name!r} cannot be read ({reason}).") from error
 
 
 def read_numbers(given: str, vocab_size: int, max_tokens: int, begin_token: int) -> Text:
