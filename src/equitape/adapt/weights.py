@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -226,7 +226,7 @@ def fingerprint(source: nn.Module, config: EquitapeConfig) -> dict[str, Any]:
     return {"architecture": json.loads(json.dumps(architecture)), "weights": digest_of(tensors)}
 
 
-def digest_of(tensors: dict[str, Tensor]) -> str:
+def digest_of(tensors: Mapping[str, Tensor]) -> str:
     """Of names, shapes and values spread over every tensor, rounded to bfloat16."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
