@@ -9,6 +9,7 @@ from rich.markup import escape
 
 from .model import EquitapeForCausalLM
 from .tasks import addition
+from .training.bars import without_bars
 from .training.compare import compare, run_folder
 from .training.fit import MODEL
 from .training.plan import Plan, make_plan
@@ -38,7 +39,8 @@ def answer_sums(plan: Plan, out_dir: Path, console: Console) -> None:
     for choice, seed in plan.runs:
         folder = run_folder(out_dir, choice.label, seed) / MODEL
         if folder.is_dir():
-            models[choice.label] = EquitapeForCausalLM.from_pretrained(folder).eval()
+            with without_bars():
+                models[choice.label] = EquitapeForCausalLM.from_pretrained(folder).eval()
     trained = plan.recipe.task["trained_digits"]
     generator = torch.Generator().manual_seed(0)
     for digits in (trained - 1, trained, trained, trained + 1):

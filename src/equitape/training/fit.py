@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from transformers import TrainingArguments
 from transformers.trainer_callback import PrinterCallback
-from transformers.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
 
 from ..tasks.base import IGNORED
 from . import checkpoints
+from .bars import without_bars
 from .callbacks import Bookkeeper, Evaluate, Meter
 from .log import LOG, StepLog, truncate_log
 from .settings import TrainSettings
@@ -113,9 +113,6 @@ def fit(
             parameter.requires_grad_(trainable(name))
 
     use_cache = getattr(model.config, "use_cache", None)
-    # one bar a checkpoint, for files written in milliseconds
-    bars = is_progress_bar_enabled()
-    disable_progress_bar()
     trainer = EquitapeTrainer(
         model=model,
         args=arguments,
@@ -132,7 +129,7 @@ def fit(
     trainer.add_callback(keeper)
     model.train()
     try:
-        with walked_once(model):
+        with without_bars(), walked_once(model):
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     finally:
         keeper.close()
@@ -141,8 +138,6 @@ def fit(
     model.eval()
     if log.bad_step is None:
         save_model(trainer, run_dir)
-    if bars:
-        enable_progress_bar()
     shutil.rmtree(run_dir / checkpoints.SAVING, ignore_errors=True)
     return FitResult(
         status="done" if log.bad_step is None else "nan",
@@ -181,6 +176,9 @@ def uses_bf16(settings: TrainSettings) -> bool:
 def training_arguments(settings: TrainSettings, run_dir: Path, steps: int) -> TrainingArguments:
     """The settings in Trainer's words. Logging, evaluating and keeping checkpoints is left to `Bookkeeper`."""
     use_cpu = not torch.accelerator.is_available()
+    if use_cpu:
+        # accelerate numbers the CPUs of several processes, and torch can load no checkpoint to "cpu:0"
+        os.environ.setdefault("ACCELERATE_TORCH_DEVICE", "cpu")
     processes = PartialState(cpu=use_cpu)
     share = settings.accumulation * processes.num_processes
     if settings.batch_size % share:
@@ -245,7 +243,8 @@ def save_model(trainer: EquitapeTrainer, run_dir: Path) -> None:
     """Write the weights into `model/`, aside first."""
     processes = PartialState()
     aside = run_dir / checkpoints.SAVING / MODEL
-    trainer.save_model(str(aside))
+    with without_bars():
+        trainer.save_model(str(aside))
     processes.wait_for_everyone()
     if processes.is_main_process:
         shutil.rmtree(run_dir / MODEL, ignore_errors=True)

@@ -18,6 +18,7 @@ from torch.nn.functional import pad
 from ..model import EquitapeConfig, EquitapeForCausalLM
 from ..tasks.base import IGNORED, Evaluation, Task
 from . import checkpoints
+from .bars import without_bars
 from .files import plain, write_json, write_text
 from .fit import MODEL, fit, uses_bf16
 from .log import LOG, read_log, thin
@@ -100,7 +101,8 @@ def execute(
     if result.status == "done":
         if processes.num_processes > 1:
             # the model at hand may be one process's share of it
-            model = EquitapeForCausalLM.from_pretrained(run_dir / MODEL).to(processes.device).eval()
+            with without_bars():
+                model = EquitapeForCausalLM.from_pretrained(run_dir / MODEL).to(processes.device).eval()
         began = time.perf_counter()
         entry["evaluation"] = asdict(score(model, task, seed, recipe.evaluation.share, settings))
         entry["evaluate_seconds"] = time.perf_counter() - began
