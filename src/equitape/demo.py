@@ -23,7 +23,8 @@ def run_demo(overrides: list[str], out_dir: Path, console: Console) -> dict[str,
     """Train, compare, answer; returns what results.json holds."""
     plan = make_plan(load_recipe(RECIPE, overrides))
     console.print(escape(plan.recipe.description))
-    results = compare(plan, out_dir, console=console)
+    # one thread each is faster than two for one so small
+    results = compare(plan, out_dir, jobs=2, console=console)
     show_results(results, console)
     answer_sums(plan, out_dir, console)
     console.print(

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from equitape import EquitapeForCausalLM
 from equitape.cli import app
 from equitape.report import write_report
-from equitape.training import checkpoints
+from equitape.training import checkpoints, parallel
 from equitape.training import compare as comparison
 from equitape.training import run as single
 from equitape.training.compare import compare
@@ -183,10 +183,30 @@ def test_a_loss_that_is_none_is_told_and_kept(tmp_path):
 
 def test_runs_side_by_side_are_the_same(finished, tmp_path, monkeypatch):
     # processes that start as copies of this one start at once
-    monkeypatch.setattr(comparison, "get_context", lambda _: multiprocessing.get_context("fork"))
+    monkeypatch.setattr(parallel, "get_context", lambda _: multiprocessing.get_context("fork"))
     results = compare(plan(seeds=[0, 1], encodings=["tape"], train={"steps": 6, "batch_size": 4, "save_every": 2}), tmp_path, jobs=2)  # fmt: skip
     expected = curves(json.loads((finished / "results.json").read_text()))
     assert curves(results) == {key: value for key, value in expected.items() if key[0] == "tape"}
+
+
+def die(*args):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_process_that_dies_side_by_side(tmp_path, monkeypatch):
+    monkeypatch.setattr(parallel, "get_context", lambda _: multiprocessing.get_context("fork"))
+    monkeypatch.setattr(comparison, "attempt_anew", die)
+    results = compare(plan(), tmp_path, jobs=2)
+    assert [run["status"] for run in results["runs"]] == ["missing", "missing"]
+    monkeypatch.undo()
+    assert [run["status"] for run in compare(plan(), tmp_path)["runs"]] == ["done", "done"]
+
+
+def test_last_step_of_a_log(tmp_path):
+    log = tmp_path / "log.jsonl"
+    assert parallel.last_step(log) == 0
+    log.write_text("".join(f'{{"step": {step}, "loss": 1.0}}\n' for step in range(1, 1000)) + '{"step": 10')
+    assert parallel.last_step(log) == 999
 
 
 def test_directories_that_are_refused(finished, tmp_path):

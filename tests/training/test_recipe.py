@@ -145,6 +145,11 @@ WRONG = {
         [],
         "More than one encoding is called 'tape'",
     ),
+    "labels alike": (
+        {"encodings": [{"kind": "tape", "label": "a b"}, {"kind": "rope", "label": "a-b"}]},
+        [],
+        "More than one encoding is called 'a-b'",
+    ),
     "seeds": ({}, ["seeds=3"], "tuple"),
     "same seed twice": ({}, ["seeds=[1, 1]"], "names a seed twice"),
     "seeds of one": ({"encodings": [{"kind": "tape", "seeds": []}]}, [], "is no list of seeds"),

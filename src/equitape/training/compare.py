@@ -35,9 +35,6 @@ Metric names that contain "outside" are out of distribution, all others inside (
 import gc
 import os
 import traceback
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +46,8 @@ from ..report import write_report
 from . import run
 from .environment import describe_environment
 from .files import write_json, write_text
+from .log import LOG
+from .parallel import side_by_side
 from .plan import Plan, make_plan
 from .recipe import Recipe, parse_recipe, resolved, to_yaml
 from .run import describe_run, execute, finished
@@ -73,13 +72,23 @@ def compare(plan: Plan, out_dir: Path, *, jobs: int = 1, console: Console | None
     if len(waiting) < len(runs):
         console.print(f"{len(runs) - len(waiting)} of {len(runs)} runs are done already.")
     environment = describe_environment()
+
+    def end(entry: dict[str, Any]) -> None:
+        tell(console, plan, entry)
+        write_json(out_dir / RESULTS, collect(plan, out_dir, environment))
+
     if jobs > 1 and len(waiting) > 1:
-        run_side_by_side(plan, out_dir, waiting, min(jobs, len(waiting)), console)
+        console.print(f"{len(waiting)} runs, {min(jobs, len(waiting))} side by side.")
+        content = resolved(plan.recipe)
+        arguments = {(label, seed): (content, label, seed, out_dir) for label, seed in waiting}
+        logs = {(label, seed): run_folder(out_dir, label, seed) / LOG for label, seed in waiting}
+        for (label, seed), entry in side_by_side(attempt_anew, arguments, jobs, logs, plan.recipe.train.steps, console):
+            died = "Its process died; run the command again to continue."
+            end(entry or describe_failure(plan, label, seed, died))
     else:
         for number, (label, seed) in enumerate(waiting):
             console.print(f"Run {number + 1} of {len(waiting)}: {escape(label)}, seed {seed}.")
-            tell(console, plan, attempt(plan, label, seed, out_dir, console))
-            write_json(out_dir / RESULTS, collect(plan, out_dir, environment))
+            end(attempt(plan, label, seed, out_dir, console))
     results = collect(plan, out_dir, environment)
     write_json(out_dir / RESULTS, results)
     write_report(results, out_dir)
@@ -125,22 +134,6 @@ def attempt(plan: Plan, label: str, seed: int, out_dir: Path, console: Console |
 def describe_failure(plan: Plan, label: str, seed: int, reason: str) -> dict[str, Any]:
     """The entry of a run that failed."""
     return describe_run(plan, label, seed) | {"status": "failed", "note": reason}
-
-
-def run_side_by_side(plan: Plan, out_dir: Path, waiting: list[tuple[str, int]], jobs: int, console: Console) -> None:
-    """Small models leave most of a GPU idle: several processes share it."""
-    console.print(f"{len(waiting)} runs, {jobs} side by side.")
-    content = resolved(plan.recipe)
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        futures: dict[Future[dict[str, Any]], tuple[str, int]] = {
-            pool.submit(attempt_anew, content, label, seed, out_dir): (label, seed) for label, seed in waiting
-        }
-        for future in as_completed(futures):
-            try:
-                tell(console, plan, future.result())
-            except BrokenProcessPool:
-                label, seed = futures[future]
-                console.print(f"{escape(label)}, seed {seed}: its process died; run the command again to continue.")
 
 
 def attempt_anew(content: dict[str, Any], label: str, seed: int, out_dir: Path) -> dict[str, Any]:

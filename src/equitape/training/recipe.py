@@ -103,8 +103,8 @@ class Recipe(Settings):
         if not self.encodings:
             raise ValueError("The recipe has no encodings; give a list, for example [rope, tape].")
         check_seeds(self.seeds, "seeds")
-        labels = [choice.label for choice in self.choices]
-        twice = sorted({label for label in labels if labels.count(label) > 1})
+        names = [slug(choice.label) for choice in self.choices]
+        twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(f"More than one encoding is called {twice[0]!r}; give each a label of its own.")
         for label, metrics in self.claims.items():
@@ -132,6 +132,11 @@ class Recipe(Settings):
         if label not in choices:
             raise ValueError(f"The recipe has no encoding {label!r}.{describe_choices(label, choices)}")
         return choices[label]
+
+
+def slug(label: str) -> str:
+    """A label as part of a file's name."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", label)
 
 
 def check_seeds(seeds: Any, where: str) -> tuple[int, ...]:

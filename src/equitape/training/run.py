@@ -1,7 +1,6 @@
 """One run of a recipe: train one encoding with one seed, score it, write down what came out."""
 
 import json
-import re
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -23,7 +22,7 @@ from .files import plain, write_json, write_text
 from .fit import MODEL, fit, uses_bf16
 from .log import LOG, read_log, thin
 from .plan import Plan
-from .recipe import Recipe, parse_recipe, parse_yaml, resolved, to_yaml
+from .recipe import Recipe, parse_recipe, parse_yaml, resolved, slug, to_yaml
 from .settings import TrainSettings
 
 RUN = "run.json"
@@ -166,7 +165,7 @@ def single_run(recipe: Recipe, label: str, seed: int) -> Recipe:
 
 def folder_name(label: str, seed: int) -> str:
     """What the directory of a run is called."""
-    return f"{re.sub(r'[^A-Za-z0-9._-]+', '-', label)}-seed{seed}"
+    return f"{slug(label)}-seed{seed}"
 
 
 def check_directory(directory: Path, recipe: Recipe, resume: bool, varies: tuple[str, ...] = ()) -> None:
