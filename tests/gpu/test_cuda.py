@@ -7,6 +7,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from cases import build, draw_tokens, gap
+from equitape.encodings.tape import AlignedLinear
 from equitape.model import views
 
 pytestmark = [
@@ -169,3 +170,23 @@ def test_shift_of_all_ids_on_the_gpu():
     ids = torch.arange(64, device="cuda")[None]
     with torch.no_grad():
         assert gap(model(tokens, position_ids=ids + 1_000_000).logits, model(tokens, position_ids=ids).logits) < 1e-4
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_few_gates_are_padded_and_mean_the_same(autocast):
+    torch.manual_seed(0)
+    gate = AlignedLinear(64, 12, bias=False, device="cuda", dtype=torch.float32 if autocast else torch.bfloat16)
+    x = torch.randn(2, 5, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+
+    def gradients(function):
+        with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
+            output = function(x)
+        return output, *torch.autograd.grad(output.square().sum(), (x, gate.weight))
+
+    plain = gradients(lambda inputs: torch.nn.functional.linear(inputs, gate.weight))
+    for found, wanted in zip(gradients(gate), plain, strict=True):
+        # other kernels for other sizes: sums in another order, rounded to bfloat16
+        assert gap(found, wanted) <= 2e-2 * wanted.abs().max().item()
+    with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
+        # a slice of a wider result
+        assert gate(x).stride(1) == 16
