@@ -8,6 +8,7 @@ from .commands.check import check
 from .commands.compare import compare
 from .commands.demo import demo
 from .commands.encodings import encodings
+from .commands.evaluate import evaluate
 from .commands.inspect import inspect
 from .commands.tasks import tasks
 from .commands.train import train
@@ -28,3 +29,4 @@ def main() -> None:
 
 for command in (encodings, tasks, demo, bench, train, compare, adapt, inspect, check):
     app.command()(command)
+app.command("eval")(evaluate)

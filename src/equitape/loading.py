@@ -1,4 +1,4 @@
-"""From what a user types to a model and its tokenizer: saved models, runs, adapters on a base, GGUF files, any other."""
+"""From what a user types to a model and its tokenizer: saved models, runs, adapters, GGUF files, or any other."""
 
 import sys
 from pathlib import Path
@@ -29,6 +29,34 @@ def is_gguf(name: str) -> bool:
     return path.suffix == ".gguf" and path.is_file()
 
 
+def is_adapter(name: str) -> bool:
+    """Whether a folder holds an adapter of ours."""
+    from .adapt.adapter import DESCRIPTION
+
+    return (Path(name).expanduser() / DESCRIPTION).is_file()
+
+
+def check_model(name: str, base: str | None = None) -> None:
+    """Refuse, before anything is read, what `load_model` could not load."""
+    if is_adapter(name):
+        if base is None:
+            raise ValueError(f"{name!r} holds an adapter; name the model it was trained on with --base.")
+        return
+    if base is not None:
+        raise ValueError(f"{name!r} holds no adapter, so --base {base!r} plays no part; leave it out.")
+    if is_gguf(name):
+        return
+    folder = model_folder(name)
+    if not Path(folder).is_dir() and (Path(name).exists() or name.startswith((".", "/", "~")) or "/" not in name):
+        raise ValueError(
+            f"There is no model at {name!r}; give the folder of a saved model, a run or an adapter, or a GGUF file."
+        )
+    if Path(folder).is_dir() and not (Path(folder) / "config.json").is_file():
+        raise ValueError(
+            f"The folder {name!r} holds no config.json; give that of a saved model, of a run or an adapter."
+        )
+
+
 def load_model(name: str, dtype: str, base: str | None = None, as_ours: bool = True) -> Any:
     """A model in evaluation mode: one of ours, an adapter on top of `base`, or a pretrained one of another class.
 
@@ -39,7 +67,6 @@ def load_model(name: str, dtype: str, base: str | None = None, as_ours: bool = T
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from .adapt import adapt, load_adapter
-    from .adapt.adapter import DESCRIPTION
     from .adapt.weights import load_source
 
     if not sys.stderr.isatty():
@@ -47,24 +74,13 @@ def load_model(name: str, dtype: str, base: str | None = None, as_ours: bool = T
     if dtype not in DTYPES:
         raise ValueError(f"There is no dtype {dtype!r} here.{describe_choices(dtype, DTYPES)}")
     wanted: Any = DTYPES[dtype]
-    path = Path(name).expanduser()
-    if (path / DESCRIPTION).is_file():
-        if base is None:
-            raise ValueError(f"{name!r} holds an adapter; name the model it was trained on with --base.")
-        return load_adapter(base, name, dtype=wanted).eval()
+    check_model(name, base)
     if base is not None:
-        raise ValueError(f"{name!r} holds no adapter, so --base {base!r} plays no part; leave it out.")
+        return load_adapter(base, name, dtype=wanted).eval()
     if is_gguf(name):
+        path = Path(name).expanduser()
         return (adapt(path, "full", dtype=wanted) if as_ours else load_source(path, wanted)).eval()
     folder = model_folder(name)
-    if not Path(folder).is_dir() and (Path(name).exists() or name.startswith((".", "/", "~")) or "/" not in name):
-        raise ValueError(
-            f"There is no model at {name!r}; give the folder of a saved model, a run or an adapter, or a GGUF file."
-        )
-    if Path(folder).is_dir() and not (Path(folder) / "config.json").is_file():
-        raise ValueError(
-            f"The folder {name!r} holds no config.json; give that of a saved model, of a run or an adapter."
-        )
     try:
         config = AutoConfig.from_pretrained(folder)
         ours = config.model_type == "equitape"

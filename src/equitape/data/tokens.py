@@ -177,14 +177,14 @@ def special_tokens(tokenizer: Any) -> dict[str, Any]:
 def tokenize(documents: Iterable[Document], tokenizer: Any) -> Iterator[tuple[np.ndarray, int]]:
     """For each document its tokens with the end mark, and its size in UTF-8 bytes; empty ones are left out."""
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-    encode = _encoder(tokenizer)
+    encode = make_encoder(tokenizer)
     for texts in _batches(documents):
         for text, ids in zip(texts, encode(texts), strict=True):
             if len(ids):
                 yield np.concatenate((np.asarray(ids, np.int64), np.array(end, np.int64))), len(text.encode())
 
 
-def _encoder(tokenizer: Any) -> Callable[[list[str]], Sequence[Any]]:
+def make_encoder(tokenizer: Any) -> Callable[[list[str]], Sequence[Any]]:
     """How texts become ids, fastest way first. Names of special tokens inside a document are text like any other."""
     if is_byte_tokenizer(tokenizer):
         return lambda texts: [np.frombuffer(text.encode(), np.uint8) for text in texts]

@@ -1,0 +1,140 @@
+"""The interface of an evaluation: it makes examples, has a model answer them, and sums up what was written down.
+
+An evaluation is cut into units, each of which leaves one record of plain JSON. Units depend on the options alone, never
+on which of them were done before, so an interrupted run goes on. A report is made from records, without the model.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from ..registry import Registry, describe_choices
+from ..settings import Settings
+from ..tasks.base import Curve
+from .subject import Subject
+
+EVALUATIONS: "Registry[type[EvaluationTask]]" = Registry("evaluation task")
+
+Record = dict[str, Any]
+Advance = Callable[[float], None]
+"""Told how much of a batch is done, as its cost."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unit:
+    """A piece of work that is done whole or not at all."""
+
+    key: str
+    """Its name, unique in the evaluation."""
+    length: int
+    """Tokens in one row; units of one length share batches without padding."""
+    rows: int = 1
+    content: Any = None
+    """What the task needs to do it."""
+
+    @property
+    def cost(self) -> float:
+        """About proportional to the time it takes: attention grows with the square of the length."""
+        return self.rows * self.length * (1 + self.length / 16384)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """A score for every pair of two properties, as exact match by length and depth; NaN where there is none."""
+
+    title: str
+    row_label: str
+    rows: list[str]
+    column_label: str
+    columns: list[str]
+    values: list[list[float]]
+    """One list a row."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What a model achieved."""
+
+    protocol: list[str]
+    """How it was measured, in sentences: lengths, strides, prompts, scores."""
+    metrics: dict[str, float]
+    short: dict[str, float]
+    """Quality at short lengths, which a longer context must not cost."""
+    notes: list[str] = field(default_factory=list)
+    """What must not go unsaid: what was cut, left out or could not be run."""
+    grids: list[Grid] = field(default_factory=list)
+    curves: list[Curve] = field(default_factory=list)
+
+
+class EvaluationTask:
+    """An evaluation with its options. Subclasses register under a name and override what is below."""
+
+    name: ClassVar[str]
+    idea: ClassVar[str]
+    """One line for people who choose a task."""
+    options_class: ClassVar[type[Settings]] = Settings
+    headline: ClassVar[str]
+    """The metric to show first."""
+    higher_is_better: ClassVar[bool] = True
+    parts: ClassVar[tuple[str, ...]] = ()
+    """What may follow the name after a colon; nothing may where this is empty."""
+    any_part: ClassVar[bool] = False
+    """Whether anything may."""
+    mixes_lengths: ClassVar[bool] = False
+    """Whether units of different lengths may be answered together."""
+
+    def __init__(self, options: Settings, part: str | None = None):
+        self.options = options
+        self.part = part
+
+    @property
+    def full_name(self) -> str:
+        """As `build_evaluation` takes it."""
+        return self.name if self.part is None else f"{self.name}:{self.part}"
+
+    def check_scoring(self) -> None:
+        """Refuse, before any work, when a package is missing that scores need."""
+
+    def prepare(self, subject: Subject) -> list[Unit]:
+        """All units; what cannot be done is refused here, before any work."""
+        raise NotImplementedError
+
+    def identity(self) -> dict[str, Any]:
+        """Beyond the options, what decides the examples: digests of data. Called after `prepare`."""
+        return {}
+
+    def answer(self, subject: Subject, units: list[Unit], batch_tokens: int, advance: Advance) -> list[Record]:
+        """The records of some units of one length, or of any lengths where task and subject can mix them."""
+        raise NotImplementedError
+
+    def report(self, records: list[Record], facts: dict[str, Any]) -> Report:
+        """Sum up. facts: what settings.json says of the model and the examples."""
+        raise NotImplementedError
+
+
+def build_evaluation(name: str, options: dict[str, Any] | None = None) -> EvaluationTask:
+    """The evaluation of a name such as "passkey" or "scrolls:qmsum", with options as plain data."""
+    kind, colon, part = name.partition(":")
+    cls = EVALUATIONS[kind]
+    if colon and not (cls.parts or cls.any_part):
+        raise ValueError(f"The task {kind!r} has no parts; leave out {':' + part!r}.")
+    if cls.any_part and not part:
+        raise ValueError(f"The task {kind!r} needs the name of a task behind a colon, as {kind}:NAME.")
+    if cls.parts and part not in cls.parts:
+        raise ValueError(f"The task {kind!r} has no part {part!r}.{describe_choices(part, cls.parts)}")
+    return cls(cls.options_class.parse(options or {}, f"Task {kind!r}"), part or None)
+
+
+def mean(values: Iterable[float]) -> float:
+    """NaN where there are none."""
+    kept = list(values)
+    return math.fsum(kept) / len(kept) if kept else math.nan
+
+
+def check_lengths(lengths: Iterable[Any], task: str) -> tuple[int, ...]:
+    """Whole numbers of 1 or more, each once, in order."""
+    for length in lengths:
+        if type(length) is not int or length < 1:
+            raise ValueError(f"Task {task!r}: {length!r} is no length; give whole numbers, for example [1024, 8192].")
+    return tuple(sorted(set(lengths)))

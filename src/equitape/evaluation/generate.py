@@ -1,0 +1,130 @@
+"""Greedy answers to prompts of any lengths, with the cache and without padding.
+
+Prompts of one length run as one batch. Those of different lengths are read one by one, logits made for none of their
+tokens but the last; then their caches are padded on the left, joined, and the answers written together. A step that
+writes sees one new token, so the mask over the padding is one row: memory stays linear in length. Shapes: B prompts, H
+key-value heads, N tokens of the longest, D width of a key or value.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+from transformers import DynamicCache, GenerationConfig, StoppingCriteria, StoppingCriteriaList
+
+from .base import Unit
+from .subject import Subject
+
+
+class FirstLine(StoppingCriteria):
+    """A row is done once a line has ended that is not blank."""
+
+    def __init__(self, tokenizer: Any, rows: int):
+        self.tokenizer = tokenizer
+        self.begun = [False] * rows
+        self._texts: dict[int, str] = {}
+
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+        """[B] bool, from the newest token."""
+        done = []
+        for row, token in enumerate(input_ids[:, -1].tolist()):
+            text = self._texts.setdefault(token, self.tokenizer.decode([token]))
+            begun = self.begun[row]
+            self.begun[row] = begun or bool(text.strip())
+            # a token may hold the end of one line and the beginning of the next
+            done.append("\n" in (text if begun else text.lstrip()))
+        return torch.tensor(done, device=input_ids.device)
+
+
+def end_tokens(subject: Subject) -> list[int]:
+    """What ends an answer, by the tokenizer and by the model's own settings for generation."""
+    settings = getattr(subject.model, "generation_config", None)
+    given = [subject.tokenizer.eos_token_id, getattr(settings, "eos_token_id", None)]
+    flat = [token for entry in given for token in (entry if isinstance(entry, list) else [entry])]
+    return list(dict.fromkeys(token for token in flat if token is not None))
+
+
+@torch.no_grad()
+def write_answers(
+    subject: Subject, prompts: Sequence[Sequence[int]], max_new_tokens: int, one_line: bool = False
+) -> list[str]:
+    """The likeliest continuation of every prompt, up to the end mark or `max_new_tokens`.
+
+    one_line: stop at the end of the first line that is not blank, and return that line alone.
+    """
+    rows = [torch.tensor(prompt, dtype=torch.long, device=subject.device) for prompt in prompts]
+    ends = end_tokens(subject)
+    padding = subject.tokenizer.pad_token_id
+    settings = GenerationConfig(
+        max_new_tokens=max_new_tokens,
+        do_sample=False,
+        num_beams=1,
+        repetition_penalty=1.0,
+        no_repeat_ngram_size=0,
+        use_cache=subject.uses_cache,
+        eos_token_id=ends or None,
+        pad_token_id=padding if padding is not None else (ends or [0])[0],
+    )
+    longest = max(len(row) for row in rows)
+    tokens = torch.stack([pad(row, (longest - len(row), 0)) for row in rows])
+    lengths = torch.tensor([len(row) for row in rows], device=subject.device)
+    mask = (torch.arange(longest, device=subject.device) >= (longest - lengths)[:, None]).long()
+    past = {}
+    if int(lengths.min()) < longest:
+        past["past_key_values"] = read_prompts(subject.model, rows)
+    written = subject.model.generate(
+        tokens,
+        attention_mask=mask,
+        generation_config=settings,
+        stopping_criteria=StoppingCriteriaList([FirstLine(subject.tokenizer, len(rows))] if one_line else []),
+        **past,
+    )[:, longest:].tolist()
+    return [decode(subject.tokenizer, answer, ends, one_line) for answer in written]
+
+
+def decode(tokenizer: Any, tokens: list[int], ends: list[int], one_line: bool) -> str:
+    """The text of an answer before what ended it."""
+    for place, token in enumerate(tokens):
+        if token in ends:
+            tokens = tokens[:place]
+            break
+    text = tokenizer.decode(tokens, skip_special_tokens=True)
+    return text.lstrip().split("\n")[0] if one_line else text
+
+
+def read_prompts(model: Any, rows: list[Tensor]) -> DynamicCache:
+    """All tokens of the prompts but the last of each, in one cache, padded on the left."""
+    # generate reads the last token itself, and makes its logits
+    few = {"logits_to_keep": 1} if model._supports_logits_to_keep() else {}
+    caches = [model(input_ids=row[None, :-1], use_cache=True, **few).past_key_values for row in rows]
+    longest = max(len(row) for row in rows) - 1
+    joined = DynamicCache()
+    for index in range(len(caches[0].layers)):
+        layers = [cache.layers[index] for cache in caches]
+        keys, values = (
+            torch.cat([pad(part, (0, 0, longest - part.shape[2], 0)) for part in parts])
+            for parts in zip(*((layer.keys, layer.values) for layer in layers), strict=True)
+        )
+        joined.update(keys, values, index)
+        for layer in layers:
+            # not held twice
+            layer.keys = layer.values = None
+    return joined
+
+
+def batches_of(units: Sequence[Unit], batch_tokens: int, mix: bool) -> Iterator[list[Unit]]:
+    """Units to be done together, the longest first: what does not fit into memory shows at once.
+
+    They are of one length, or of like lengths where `mix` allows it.
+    """
+    batch: list[Unit] = []
+    for unit in sorted(units, key=lambda unit: -unit.length):
+        together = mix or (batch and batch[0].length == unit.length)
+        if batch and not (together and (len(batch) + 1) * batch[0].length <= batch_tokens):
+            yield batch
+            batch = []
+        batch.append(unit)
+    if batch:
+        yield batch

@@ -1,0 +1,192 @@
+"""The bridge to lm-evaluation-harness, both ways.
+
+`equitape eval MODEL --task lm-eval:NAME` runs a task of the harness on any model that equitape loads. And the harness's
+own command line runs models of ours, unmodified: it only has to import equitape first, which is all that
+
+    python -m equitape.evaluation.harness --model hf --model_args pretrained=FOLDER --tasks NAME
+
+does before it hands its arguments to `lm_eval`. There, `--model equitape` also loads runs, adapters (with base=FOLDER
+among the arguments) and GGUF files.
+"""
+
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from ..settings import Settings
+from .base import Advance, EvaluationTask, Record, Report, Unit
+from .subject import Subject, load_subject
+
+MODEL_NAME = "equitape"
+COUNTS = ("sample_len", "sample_count")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HarnessOptions(Settings):
+    """Options handed to lm-evaluation-harness; its own defaults where left out."""
+
+    num_fewshot: int | None = None
+    """Worked examples before each question; what the task says when left out."""
+    limit: int | None = None
+    """Take only so many examples of each task."""
+    batch_size: int | str = 1
+    """Requests in a batch; "auto" looks for the largest that fits."""
+    include_path: str | None = None
+    """Folder of further tasks in YAML."""
+    max_length: int | None = None
+    """Tokens a request may have before it is cut; the model's context when left out."""
+    bootstrap: int = 0
+    """Resamplings for standard errors of metrics that have no formula; none when left out."""
+
+
+class Harness(EvaluationTask):
+    """Tasks of lm-evaluation-harness."""
+
+    name = "lm-eval"
+    idea = "tasks of lm-evaluation-harness, as lm-eval:NAME or lm-eval:NAME,NAME, where it is installed"
+    options_class = HarnessOptions
+    options: HarnessOptions
+    headline = "score"
+    any_part = True
+    part: str
+
+    def check_scoring(self) -> None:
+        require_harness()
+
+    def prepare(self, subject: Subject) -> list[Unit]:
+        require_harness()
+        from lm_eval.tasks import TaskManager
+
+        self.manager = TaskManager(include_path=self.options.include_path)
+        names = [name.strip() for name in self.part.split(",")]
+        known = set(self.manager.all_tasks)
+        for name in names:
+            if name not in known:
+                raise ValueError(f"lm-evaluation-harness has no task {name!r}.{near(name, known)}")
+        return [Unit(key=name, length=subject.context or 1) for name in names]
+
+    def answer(self, subject: Subject, units: list[Unit], batch_tokens: int, advance: Advance) -> list[Record]:
+        import lm_eval
+
+        model = wrap(subject, self.options.batch_size, self.options.max_length)
+        records: list[Record] = []
+        for unit in units:
+            found = lm_eval.simple_evaluate(
+                model=model,
+                tasks=[unit.key],
+                num_fewshot=self.options.num_fewshot,
+                limit=self.options.limit,
+                task_manager=self.manager,
+                bootstrap_iters=self.options.bootstrap,
+                log_samples=False,
+            )
+            assert found is not None
+            records.append(
+                {
+                    "task": unit.key,
+                    "results": {name: plain_results(values) for name, values in found["results"].items()},
+                    "samples": {name: count["effective"] for name, count in found.get("n-samples", {}).items()},
+                    "versions": {name: str(version) for name, version in found.get("versions", {}).items()},
+                    "lm_eval": lm_eval.__version__,
+                }
+            )
+            advance(unit.cost)
+        return records
+
+    def report(self, records: list[Record], facts: dict[str, Any]) -> Report:
+        metrics: dict[str, float] = {}
+        for record in records:
+            for task, values in record["results"].items():
+                metrics |= {f"{task} {name}": value for name, value in values.items()}
+        # the harness has no one metric to show first
+        first = next((value for name, value in metrics.items() if "stderr" not in name), float("nan"))
+        shots = self.options.num_fewshot
+        counted = {task: count for record in records for task, count in record["samples"].items()}
+        return Report(
+            protocol=[
+                f"lm-evaluation-harness {records[0]['lm_eval']}, "
+                f"{'worked examples as each task says' if shots is None else f'{shots} worked examples'}; questions: "
+                + ", ".join(f"{task} {count}" for task, count in counted.items())
+                + ".",
+                "Metrics are named and scaled as the harness does; the first one stands for all under 'score'.",
+            ],
+            metrics={"score": first, **metrics},
+            short=dict(metrics),
+            notes=["The tasks of the harness are short-context tasks unless their names say otherwise."],
+        )
+
+
+def plain_results(values: dict[str, Any]) -> dict[str, float]:
+    """Numbers alone: "acc,none" becomes "acc"."""
+    return {
+        name.removesuffix(",none"): float(value)
+        for name, value in values.items()
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and name not in COUNTS
+    }
+
+
+def wrap(subject: Subject, batch_size: int | str, max_length: int | None) -> Any:
+    """The harness's own class for transformers models, around one that is loaded."""
+    from lm_eval.models.huggingface import HFLM
+
+    return HFLM(pretrained=subject.model, tokenizer=subject.tokenizer, batch_size=batch_size, max_length=max_length)
+
+
+def near(name: str, known: set[str]) -> str:
+    """The nearest names; there are thousands."""
+    from difflib import get_close_matches
+
+    found = get_close_matches(name, sorted(known), n=3)
+    return f" Did you mean {' or '.join(map(repr, found))}?" if found else " List them with: lm_eval ls tasks"
+
+
+def require_harness() -> None:
+    """lm-evaluation-harness is a package of its own."""
+    try:
+        import lm_eval  # noqa: F401
+    except ImportError:
+        raise ValueError(
+            'Tasks of lm-evaluation-harness need the package lm-eval; install it with pip install "equitape[eval]".'
+        ) from None
+
+
+def register_with_harness() -> None:
+    """Make `--model equitape` known to the harness: everything that equitape loads, adapters too."""
+    from lm_eval.api.registry import model_registry, register_model
+    from lm_eval.models.huggingface import HFLM
+
+    if MODEL_NAME in model_registry:
+        return
+
+    class EquitapeLM(HFLM):
+        """A model that equitape loads."""
+
+        def __init__(
+            self,
+            pretrained: str,
+            base: str | None = None,
+            tokenizer: str | None = None,
+            dtype: str = "auto",
+            device: str | None = None,
+            **kwargs: Any,
+        ):
+            subject = load_subject(pretrained, base=base, tokenizer=tokenizer, dtype=dtype, device=device)
+            super().__init__(pretrained=subject.model, tokenizer=subject.tokenizer, **kwargs)
+
+    register_model(MODEL_NAME)(EquitapeLM)
+
+
+def main() -> None:
+    """The command line of lm-evaluation-harness, with models of ours registered."""
+    try:
+        require_harness()
+    except ValueError as error:
+        sys.exit(str(error))
+    from lm_eval.__main__ import cli_evaluate
+
+    register_with_harness()
+    cli_evaluate()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,283 @@
+"""Runs an evaluation so that nothing done is lost, and writes its report.
+
+The folder of an evaluation holds
+
+    settings.json    what decides the results; a run with other settings is refused here
+    results.jsonl    one line a unit, written as it is done
+    report.json      figures, protocol, notes, environment
+    report.md        the same to read
+    *.png            heat maps and curves
+"""
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from ..training.environment import describe_environment
+from ..training.files import plain, write_json
+from .base import Advance, EvaluationTask, Record, Unit, build_evaluation
+from .generate import batches_of
+from .subject import Subject
+from .write import write_report
+
+SETTINGS, RESULTS, REPORT = "settings.json", "results.jsonl", "report.json"
+COST = "cost.json"
+FORMAT = 1
+UNIMPORTANT = (("model", "name"), ("options", "data"))
+"""Names; where data lies does not matter, its digest among the examples does."""
+
+
+def evaluate(
+    subject: Subject,
+    task: EvaluationTask,
+    out: Path | str,
+    *,
+    resume: bool = False,
+    batch_tokens: int | None = None,
+    score: bool = True,
+    console: Console | None = None,
+) -> dict[str, Any]:
+    """Do every unit of a task that is not done yet, and return what report.json holds.
+
+    resume: go on with what the folder holds. batch_tokens: tokens in a batch; what fits into memory when left out.
+    score: False only writes the answers down, and returns the settings; `rescore` makes the report later.
+    """
+    plan = make_plan(subject, task, out, resume=resume, score=score)
+    return run_plan(plan, batch_tokens=batch_tokens, console=console)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """An evaluation that nothing is known to stand in the way of."""
+
+    subject: Subject
+    task: EvaluationTask
+    out: Path
+    units: list[Unit]
+    settings: dict[str, Any]
+    score: bool
+
+
+def make_plan(
+    subject: Subject, task: EvaluationTask, out: Path | str, *, resume: bool = False, score: bool = True
+) -> Plan:
+    """Make all examples, and refuse what cannot be done; nothing is written."""
+    out = Path(out)
+    if score:
+        task.check_scoring()
+    units = task.prepare(subject)
+    settings = describe_settings(subject, task, units)
+    check_folder(out, settings, resume)
+    return Plan(subject=subject, task=task, out=out, units=units, settings=settings, score=score)
+
+
+def run_plan(plan: Plan, *, batch_tokens: int | None = None, console: Console | None = None) -> dict[str, Any]:
+    """`evaluate` once everything is prepared."""
+    write_json(plan.out / SETTINGS, plan.settings)
+    done = {key for key, record in read_results(plan.out).items() if "error" not in record}
+    waiting = [unit for unit in plan.units if unit.key not in done]
+    run_units(plan.subject, plan.task, waiting, plan.out, batch_tokens, console)
+    return rescore(plan.out) if plan.score else plan.settings
+
+
+def describe_settings(subject: Subject, task: EvaluationTask, units: list[Unit]) -> dict[str, Any]:
+    """Everything that decides the results."""
+    content = {
+        "format": FORMAT,
+        "task": task.full_name,
+        "options": task.options.to_dict(),
+        "examples": {"units": len(units), **task.identity()},
+        "model": subject.describe(),
+    }
+    return json.loads(json.dumps(plain(content)))
+
+
+def check_folder(out: Path, settings: dict[str, Any], resume: bool) -> None:
+    """Refuse a folder that holds another evaluation, or this one when it was not said to go on."""
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"{str(out)!r} is a file; give the name of a folder.")
+    if not (out / SETTINGS).exists():
+        if out.exists() and any(out.iterdir()):
+            raise ValueError(f"{str(out)!r} is not empty and holds no evaluation; choose another folder.")
+        return
+    if not resume:
+        raise ValueError(f"{str(out)!r} holds an evaluation already; go on with it by --resume, or choose another.")
+    old = read_settings(out)
+    difference = find_difference(old, settings, ("task", "options", "examples", "model"))
+    if difference is not None:
+        raise ValueError(
+            f"The evaluation in {str(out)!r} was begun with other settings: {difference}. Resume with the same, or "
+            f"choose another folder."
+        )
+
+
+def find_difference(old: dict[str, Any], new: dict[str, Any], parts: tuple[str, ...]) -> str | None:
+    """The first thing in which two evaluations differ."""
+    for part in parts:
+        was, now = (entry[part] if isinstance(entry[part], dict) else {part: entry[part]} for entry in (old, new))
+        for key in {**was, **now}:
+            if was.get(key) != now.get(key) and (part, key) not in UNIMPORTANT:
+                return f"{part}: {key} was {was.get(key)}, now it is {now.get(key)}"
+    return None
+
+
+def read_settings(out: Path) -> dict[str, Any]:
+    """What an evaluation was begun with."""
+    try:
+        settings = json.loads((out / SETTINGS).read_text())
+        if settings["format"] > FORMAT:
+            raise ValueError(f"format {settings['format']} is of a later version")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{str(out)!r} holds no evaluation that can be read ({error}).") from None
+    return settings
+
+
+def read_results(out: Path) -> dict[str, Record]:
+    """Records by their units. A last line that was cut off by an interruption is taken out of the file."""
+    path = out / RESULTS
+    if not path.exists():
+        return {}
+    text = path.read_text(encoding="utf-8")
+    whole, _, rest = text.rpartition("\n")
+    if rest:
+        path.write_text(f"{whole}\n" if whole else "", encoding="utf-8")
+    lines = [json.loads(line) for line in whole.splitlines() if line]
+    return {line["unit"]: line["record"] for line in lines}
+
+
+def run_units(
+    subject: Subject,
+    task: EvaluationTask,
+    units: list[Unit],
+    out: Path,
+    batch_tokens: int | None,
+    console: Console | None,
+) -> None:
+    """Answer units in batches and write each batch down as it is done."""
+    budget = batch_tokens or subject.batch_tokens
+    mix = task.mixes_lengths and subject.mixes_lengths
+    waiting = list(units)
+    began = time.perf_counter()
+    with shown_progress(console, task.full_name, sum(unit.cost for unit in units)) as advance:
+        while waiting:
+            batch = next(batches_of(waiting, budget, mix))
+            try:
+                records = answer(subject, task, batch, budget, advance)
+            except torch.OutOfMemoryError:
+                torch.cuda.empty_cache()
+                if len(batch) > 1:
+                    # fewer at once, from here on
+                    budget = max(batch[0].length, len(batch) * batch[0].length // 2)
+                    continue
+                records = [{"error": f"{batch[0].length} tokens do not fit into memory."}]
+            keys = {unit.key for unit in batch}
+            waiting = [unit for unit in waiting if unit.key not in keys]
+            with (out / RESULTS).open("a", encoding="utf-8") as file:
+                for unit, record in zip(batch, records, strict=True):
+                    file.write(json.dumps(plain({"unit": unit.key, "record": record}), ensure_ascii=False) + "\n")
+    if units:
+        add_cost(out, subject, sum(unit.rows * unit.length for unit in units), time.perf_counter() - began)
+
+
+def answer(subject: Subject, task: EvaluationTask, batch: list[Unit], budget: int, advance: Advance) -> list[Record]:
+    """The records of a batch; what a model refuses, such as a length beyond its table, is a result, not a failure."""
+    try:
+        return task.answer(subject, batch, budget, advance)
+    except ValueError as error:
+        advance(sum(unit.cost for unit in batch))
+        return [{"error": str(error)}] * len(batch)
+
+
+def add_cost(out: Path, subject: Subject, tokens: int, seconds: float) -> None:
+    """Keep the time of every part of a run that was interrupted."""
+    path = out / COST
+    before = json.loads(path.read_text()) if path.exists() else {"seconds": 0.0, "tokens": 0}
+    peak = torch.cuda.max_memory_allocated(subject.device) / 2**20 if subject.device.type == "cuda" else None
+    write_json(
+        path,
+        {
+            "seconds": before["seconds"] + seconds,
+            "tokens": before["tokens"] + tokens,
+            "peak_mib": peak,
+            "environment": describe_environment(),
+        },
+    )
+
+
+@contextmanager
+def shown_progress(console: Console | None, name: str, total: float) -> Iterator[Advance]:
+    """A bar with the time left, where there is a terminal."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=32),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left about"),
+        TimeRemainingColumn(),
+    )
+    shown = console is not None and console.is_terminal
+    with Progress(*columns, console=console, disable=not shown, transient=True) as bar:
+        job = bar.add_task(name, total=total)
+        yield lambda cost: bar.advance(job, cost)
+
+
+def rescore(out: Path | str, beside: dict[str, Path] | None = None) -> dict[str, Any]:
+    """Make the report of an evaluation from what it has written down; no model is needed.
+
+    beside: folders of the same evaluation of other models, by the names to show them under.
+    """
+    out = Path(out)
+    settings = read_settings(out)
+    task = build_evaluation(settings["task"], settings["options"])
+    task.check_scoring()
+    results = read_results(out)
+    good = [record for record in results.values() if "error" not in record]
+    errors = sorted({record["error"] for record in results.values() if "error" in record})
+    if not good:
+        raise ValueError(
+            f"The evaluation in {str(out)!r} has no results" + (f": {errors[0]}" if errors else " yet; run it first.")
+        )
+    report = asdict(task.report(good, settings))
+    missing = settings["examples"]["units"] - len(results)
+    if missing:
+        report["notes"].insert(0, f"Not finished: {missing} of {settings['examples']['units']} units are missing.")
+    for error in errors:
+        count = sum(record.get("error") == error for record in results.values())
+        report["notes"].append(f"{count} units could not be run: {error}")
+    cost = json.loads((out / COST).read_text()) if (out / COST).exists() else {}
+    content = plain(
+        {
+            **{key: settings[key] for key in ("task", "options", "examples", "model")},
+            "idea": task.idea,
+            "headline": task.headline,
+            "higher_is_better": task.higher_is_better,
+            **report,
+            "cost": {key: cost.get(key) for key in ("seconds", "tokens", "peak_mib")},
+            "environment": cost.get("environment") or describe_environment(),
+        }
+    )
+    write_json(out / REPORT, content)
+    others = {name: read_other(folder, content) for name, folder in (beside or {}).items()}
+    write_report(content, others, out)
+    return content
+
+
+def read_other(folder: Path, mine: dict[str, Any]) -> dict[str, Any]:
+    """The report of another model, which must be of the same evaluation."""
+    path = Path(folder) / REPORT
+    try:
+        other = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"There is no report to show beside in {str(folder)!r} ({error}).") from None
+    difference = find_difference(other, mine, ("task", "options", "examples"))
+    if difference is not None:
+        raise ValueError(f"The evaluation in {str(folder)!r} cannot stand beside this one; {difference}.")
+    return other

@@ -1,0 +1,177 @@
+"""SCROLLS: questions about long documents and their summaries, answered by generation, scored as SCROLLS does."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..registry import describe_choices
+from ..settings import Settings
+from ..tasks.perplexity import perplexity
+from . import metrics
+from .base import Advance, EvaluationTask, Record, Report, Unit, mean
+from .generate import write_answers
+from .prompts import PieceTokenizer
+from .scrolls_data import load_examples
+from .scrolls_prompts import DATASETS, RULES, PromptWriter
+from .subject import Subject
+
+SHORT_WINDOWS = 64
+SHORT_KEY = "short"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScrollsOptions(Settings):
+    """Options of SCROLLS."""
+
+    data: str | None = None
+    """File, folder or archive of .jsonl files; data/scrolls, then the official data set when left out."""
+    split: str | None = None
+    """valid, test or train; the first of them that is there when left out."""
+    length: int | None = None
+    """Most tokens of prompt and answer together; the model's context when left out."""
+    cut: str = "end"
+    """What longer documents lose: their "end" (as in SCROLLS), "middle" or "start"."""
+    new_tokens: int | None = None
+    """Most tokens of an answer; what suits the set when left out."""
+    samples: int | None = None
+    """Questions to ask, spread evenly over all; all when left out."""
+    short: int = 512
+    """Length of the windows over the same documents by which short context is judged."""
+
+    def __post_init__(self) -> None:
+        for name in ("length", "new_tokens", "samples", "short"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"Task 'scrolls': {name} is {value}; it must be 1 or more.")
+        if self.cut not in RULES:
+            raise ValueError(
+                f"Task 'scrolls': documents cannot be cut at {self.cut!r}.{describe_choices(self.cut, RULES)}"
+            )
+
+
+class Scrolls(EvaluationTask):
+    """Questions about long documents."""
+
+    name = "scrolls"
+    idea = "SCROLLS by generation: scrolls:qasper, contract_nli, narrative_qa, quality, qmsum, ..."
+    options_class = ScrollsOptions
+    options: ScrollsOptions
+    headline = "score"
+    parts = tuple(DATASETS)
+    part: str
+    mixes_lengths = True
+
+    def check_scoring(self) -> None:
+        if DATASETS[self.part].metric == "rouge":
+            metrics.require_rouge()
+
+    def prepare(self, subject: Subject) -> list[Unit]:
+        options = self.options
+        self.examples = load_examples(self.part, options.data, options.split)
+        self.new_tokens = options.new_tokens or DATASETS[self.part].new_tokens
+        self.length = options.length or subject.context
+        if self.length is None:
+            raise ValueError("Task 'scrolls': the model does not say its context; give length=TOKENS.")
+        writer = PromptWriter(self.part, PieceTokenizer(subject.tokenizer), options.cut)
+        items = spread(self.examples.items, options.samples)
+        units = []
+        for item in items:
+            prompt = writer.write(item, self.length - self.new_tokens)
+            content = {"item": item, "prompt": prompt}
+            units.append(Unit(key=item.id, length=len(prompt.tokens) + self.new_tokens, content=content))
+        documents = [writer.document(text) for text in dict.fromkeys(item.document for item in items)]
+        documents = [tokens for tokens in documents if len(tokens) > options.short]
+        if documents:
+            units.append(Unit(key=SHORT_KEY, length=options.short, rows=SHORT_WINDOWS, content=documents))
+        return units
+
+    def identity(self) -> dict[str, Any]:
+        found = self.examples
+        return {"data": found.digest, "split": found.split, "source": found.source, "length": self.length}
+
+    def answer(self, subject: Subject, units: list[Unit], batch_tokens: int, advance: Advance) -> list[Record]:
+        asked = [unit for unit in units if unit.key != SHORT_KEY]
+        records: dict[str, Record] = {}
+        if asked:
+            prompts = [unit.content["prompt"] for unit in asked]
+            one_line = not DATASETS[self.part].lines
+            answers = write_answers(subject, [prompt.tokens for prompt in prompts], self.new_tokens, one_line)
+            for unit, prompt, answer in zip(asked, prompts, answers, strict=True):
+                records[unit.key] = {
+                    "prompt_tokens": len(prompt.tokens),
+                    "document_tokens": prompt.document_tokens,
+                    "cut_tokens": prompt.cut_tokens,
+                    "references": list(unit.content["item"].answers),
+                    "answer": answer.strip(),
+                }
+        for unit in units:
+            if unit.key == SHORT_KEY:
+                documents = [torch.tensor(tokens) for tokens in unit.content]
+                found = perplexity(subject.model, documents, unit.length, max_windows=SHORT_WINDOWS)
+                records[unit.key] = {"perplexity": found.perplexity, "windows": found.windows}
+        advance(sum(unit.cost for unit in units))
+        return [records[unit.key] for unit in units]
+
+    def report(self, records: list[Record], facts: dict[str, Any]) -> Report:
+        asked = [record for record in records if "answer" in record]
+        judged = next((record for record in records if "perplexity" in record), None)
+        scores = score_answers(self.part, asked)
+        cut = [record for record in asked if record["cut_tokens"]]
+        examples = facts["examples"]
+        notes = [
+            f"{len(cut)} of {len(asked)} prompts were longer than {examples['length']} tokens with their answer, and "
+            f"lost the {self.options.cut} of their documents: {sum(record['cut_tokens'] for record in cut)} of "
+            f"{sum(record['document_tokens'] for record in asked)} document tokens in all."
+            if cut
+            else f"No prompt was longer than {examples['length']} tokens; nothing was cut."
+        ]
+        if cut and len(cut) < len(asked):
+            whole = score_answers(self.part, [record for record in asked if not record["cut_tokens"]])
+            scores["score_uncut"] = whole["score"]
+            scores["score_cut"] = score_answers(self.part, cut)["score"]
+        scores["prompts"] = len(asked)
+        scores["prompts_cut"] = len(cut)
+        measured = {f"perplexity_{self.options.short}": judged["perplexity"]} if judged else {}
+        if judged:
+            notes.append(
+                f"Short context is judged by the perplexity of the same documents in {judged['windows']} windows of "
+                f"{self.options.short} tokens."
+            )
+        metric = DATASETS[self.part].metric
+        return Report(
+            protocol=[
+                f"{self.part}, split {examples['split']} of {examples['source']}: document, question, "
+                f"{DATASETS[self.part].answer!r}; greedy decoding with the cache.",
+                {
+                    "f1": "Score: unigram F1, the best over references, as SCROLLS.",
+                    "exact_match": "Score: exact match after normalisation, as SCROLLS.",
+                    "rouge": "Score: geometric mean of ROUGE-1, -2, -L (F-measure, best over references), as SCROLLS.",
+                }[metric],
+            ],
+            metrics=scores,
+            short=measured,
+            notes=notes,
+        )
+
+
+def score_answers(dataset: str, records: list[Record]) -> dict[str, float]:
+    """The score of SCROLLS in per cent under "score", with the figures it is made of."""
+    answers = [record["answer"] for record in records]
+    references = [record["references"] for record in records]
+    metric = DATASETS[dataset].metric
+    if metric == "rouge":
+        found = {name: 100 * value for name, value in metrics.rouge(answers, references).items()}
+        return {"score": found["rouge_geometric_mean"], **found}
+    score = {"f1": metrics.unigram_f1, "exact_match": metrics.exact_match}[metric]
+    value = 100 * mean(
+        metrics.best(score, answer, allowed) for answer, allowed in zip(answers, references, strict=True)
+    )
+    return {"score": value, metric: value}
+
+
+def spread(items: list[Any], count: int | None) -> list[Any]:
+    """At most so many, evenly over all."""
+    if count is None or count >= len(items):
+        return list(items)
+    return [items[index * len(items) // count] for index in range(count)]

@@ -1,0 +1,186 @@
+"""Examples of SCROLLS (Shaham et al., arXiv 2201.03533), from local files or the official data set, in one form.
+
+Local files are JSON lines, one document a line:
+{"task", "split", "doc_id", "document", "items": [{"id", "question", "choices" or null, "answers": [...]}]}
+"""
+
+import hashlib
+import io
+import json
+import os
+import re
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from ..data.text import ARCHIVES, JSON_LINES, find_files
+
+OFFICIAL = "https://huggingface.co/datasets/tau/scrolls/resolve/main"
+"""Where the official data set keeps its archives; its loading script needs a version of `datasets` before 4."""
+PLACES = ("data/scrolls", "data/scrolls.tar.xz")
+"""Where files are looked for, from the working directory and from $EQUITAPE_DATA."""
+SPLITS = {"valid": ("valid", "validation", "val", "dev"), "test": ("test",), "train": ("train",)}
+ASKED = ("qasper", "contract_nli", "narrative_qa", "quality", "qmsum")
+"""Sets whose official inputs begin with the question and a blank line."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Item:
+    """One question about a document."""
+
+    id: str
+    document: str
+    question: str | None
+    choices: tuple[str, ...] | None
+    answers: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Examples:
+    """What was found, and where."""
+
+    items: list[Item]
+    split: str
+    source: str
+    digest: str
+    """Of all items."""
+
+
+def load_examples(dataset: str, source: str | None = None, split: str | None = None) -> Examples:
+    """The questions of a set. source: file, folder or archive; the usual places, then the official data when left out.
+
+    split: valid, test or train; the first of them that is there when left out.
+    """
+    if split is not None and split not in SPLITS:
+        raise ValueError(f"There is no split {split!r} of SCROLLS; use {', '.join(SPLITS)}.")
+    if source is not None:
+        return choose_split(dataset, source, read_local(dataset, source), split)
+    looked = [str(place) for place in usual_places()]
+    for place in usual_places():
+        if place.exists():
+            found = read_local(dataset, str(place))
+            if any(found.values()):
+                return choose_split(dataset, str(place), found, split)
+    try:
+        return choose_split(dataset, f"{OFFICIAL}/{dataset}.zip", read_official(dataset, split), split)
+    except (ImportError, OSError, ValueError) as error:
+        reason = "the package datasets is not installed" if isinstance(error, ImportError) else first_line(error)
+        raise ValueError(
+            f"The data of scrolls:{dataset} is missing. Looked for .jsonl files of it in {', '.join(looked)}, and for "
+            f"the official set at {OFFICIAL}/{dataset}.zip ({reason}). Name a file, folder or archive by data=PATH; or "
+            f'pip install "equitape[data]" and let it be downloaded.'
+        ) from None
+
+
+def usual_places() -> list[Path]:
+    """Where local files are looked for."""
+    roots = [Path(), *([Path(os.environ["EQUITAPE_DATA"])] if os.environ.get("EQUITAPE_DATA") else [])]
+    return [root / place for root in roots for place in (PLACES if root == Path() else ("scrolls", "scrolls.tar.xz"))]
+
+
+def choose_split(dataset: str, source: str, found: dict[str, list[Item]], split: str | None) -> Examples:
+    """One split of what was found."""
+    there = [name for name in SPLITS if found.get(name)]
+    wanted = split or next(iter(there), None)
+    if wanted not in there:
+        missing = f"no split {wanted!r} of it, only {', '.join(there)}" if there else "nothing of it"
+        raise ValueError(f"The data of scrolls:{dataset} is missing: {source!r} holds {missing}.")
+    assert wanted is not None
+    items = found[wanted]
+    content = json.dumps([[item.id, item.document, item.question, item.choices, item.answers] for item in items])
+    return Examples(items=items, split=wanted, source=source, digest=hashlib.sha256(content.encode()).hexdigest())
+
+
+def read_local(dataset: str, source: str) -> dict[str, list[Item]]:
+    """Items of one set by split, from the local form."""
+    found: dict[str, list[Item]] = {}
+    for name, row in read_rows(source):
+        if not isinstance(row, dict) or not isinstance(row.get("items"), list):
+            # a list of files, or other things that lie beside
+            continue
+        try:
+            if row["task"] != dataset:
+                continue
+            split = next((split for split, names in SPLITS.items() if row["split"] in names), row["split"])
+            for item in row["items"]:
+                found.setdefault(split, []).append(
+                    Item(
+                        id=str(item["id"]),
+                        document=row["document"],
+                        question=item["question"],
+                        choices=tuple(item["choices"]) if item.get("choices") else None,
+                        answers=tuple(item["answers"]),
+                    )
+                )
+        except (KeyError, TypeError) as error:
+            raise ValueError(
+                f"{name} is not of the form that SCROLLS files have here: task, split, document, items of id, "
+                f"question, choices, answers ({type(error).__name__}: {error})."
+            ) from None
+    return found
+
+
+def read_rows(source: str) -> Iterator[tuple[str, Any]]:
+    """(place, content) of every line of all .jsonl files of a source."""
+    files, inside = find_files(source)
+    for file in files:
+        if file.name.endswith(ARCHIVES):
+            with tarfile.open(file) as archive:
+                for member in archive:
+                    if member.isfile() and member.name.startswith(inside) and member.name.endswith(JSON_LINES):
+                        content = archive.extractfile(member)
+                        assert content is not None
+                        yield from parse_lines(f"{file}/{member.name}", content)
+        elif file.name.endswith(JSON_LINES):
+            with file.open("rb") as stream:
+                yield from parse_lines(str(file), stream)
+
+
+def parse_lines(name: str, stream: IO[bytes]) -> Iterator[tuple[str, Any]]:
+    """Lines of JSON."""
+    for number, line in enumerate(io.TextIOWrapper(stream, encoding="utf-8"), start=1):
+        if line.strip():
+            try:
+                yield f"Line {number} of {name}", json.loads(line)
+            except json.JSONDecodeError as error:
+                raise ValueError(f"Line {number} of {name} is not JSON ({error.msg}).") from None
+
+
+def read_official(dataset: str, split: str | None) -> dict[str, list[Item]]:
+    """Items of the official data set, which publishes answers of its training and validation splits alone."""
+    from datasets import load_dataset
+
+    name = {"valid": "validation", None: "validation"}.get(split, split)
+    rows = load_dataset(
+        "json", data_files={"rows": f"zip://{dataset}/{name}.jsonl::{OFFICIAL}/{dataset}.zip"}, split="rows"
+    )
+    # a question with several answers comes once for each of them
+    merged: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        merged.setdefault(row["id"], {"input": row["input"], "answers": []})["answers"].append(row["output"])
+    items = [make_official_item(dataset, key, row["input"], row["answers"]) for key, row in merged.items()]
+    if any(answer is None for item in items for answer in item.answers):
+        raise ValueError(f"the split {split!r} is published without answers")
+    return {split or "valid": items}
+
+
+def make_official_item(dataset: str, key: str, text: str, answers: list[str]) -> Item:
+    """Take the official input, question first, apart."""
+    question: str | None = None
+    choices: tuple[str, ...] | None = None
+    if dataset in ASKED:
+        question, _, text = text.partition("\n\n")
+    if dataset == "quality":
+        listed, _, text = text.partition("\n\n")
+        choices = tuple(" ".join(choice.split()) for choice in re.split(r" *\([A-D]\) *", listed)[1:])
+        answers = [" ".join(answer.split()) for answer in answers]
+    if dataset == "contract_nli":
+        choices = ("Entailment", "Contradiction", "Not mentioned")
+    return Item(id=key, document=text.strip(), question=question, choices=choices, answers=tuple(answers))
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, in short."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")

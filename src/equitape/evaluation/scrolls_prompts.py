@@ -1,0 +1,109 @@
+"""How a question of SCROLLS is put to a causal model, and what of a document is cut when it is too long."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..registry import describe_choices
+from .prompts import PieceTokenizer
+from .scrolls_data import Item
+
+RULES = ("end", "middle", "start")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dataset:
+    """What is particular to one of the sets."""
+
+    metric: str
+    """ "f1", "exact_match" or "rouge", as SCROLLS scores it."""
+    new_tokens: int
+    """Most tokens of an answer."""
+    question: str = "Question"
+    answer: str = "Answer"
+    asks: str | None = None
+    """The question, where items have none."""
+    lines: bool = False
+    """Whether answers have several lines; others end with the first one."""
+
+
+SUMMARY = "What is a summary of the preceding text?"
+DATASETS = {
+    "qasper": Dataset(metric="f1", new_tokens=64),
+    "contract_nli": Dataset(metric="exact_match", new_tokens=8, question="Hypothesis", answer="Conclusion"),
+    "narrative_qa": Dataset(metric="f1", new_tokens=64),
+    "quality": Dataset(metric="exact_match", new_tokens=64),
+    "qmsum": Dataset(metric="rouge", new_tokens=256),
+    "summ_screen_fd": Dataset(metric="rouge", new_tokens=256, asks=SUMMARY),
+    "gov_report": Dataset(metric="rouge", new_tokens=768, asks=SUMMARY, lines=True),
+    # not of SCROLLS but of ZeroSCROLLS, whose metric it shares
+    "squality": Dataset(metric="rouge", new_tokens=512, lines=True),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prompt:
+    """A prompt, and how much of its document was cut."""
+
+    tokens: list[int]
+    document_tokens: int
+    """Of the whole document."""
+    cut_tokens: int
+
+
+def question_of(dataset: str, item: Item) -> str:
+    """What follows the document, up to where the answer begins."""
+    facts = DATASETS[dataset]
+    asked = facts.asks or item.question or SUMMARY
+    # the conclusions of ContractNLI are the same everywhere, and SCROLLS does not list them
+    listed = item.choices if dataset != "contract_nli" else None
+    lines = [f"{facts.question}: {asked.strip()}"]
+    lines += [f" ({letter}) {choice}" for letter, choice in zip("ABCDEFGH", listed or (), strict=False)]
+    return "\n\n" + "\n".join(lines) + f"\n{facts.answer}:"
+
+
+def cut(tokens: Sequence[int], room: int, rule: str) -> list[int]:
+    """At most `room` tokens of a document. "end" cuts its end, "start" its beginning, "middle" its middle."""
+    if rule not in RULES:
+        raise ValueError(f"Documents cannot be cut at {rule!r}.{describe_choices(rule, RULES)}")
+    if len(tokens) <= room:
+        return list(tokens)
+    if rule == "end":
+        return list(tokens[:room])
+    if rule == "start":
+        return list(tokens[len(tokens) - room :])
+    front = (room + 1) // 2
+    return [*tokens[:front], *tokens[len(tokens) - (room - front) :]]
+
+
+class PromptWriter:
+    """Prompts of one set by one tokenizer: document, question, "Answer:". Documents are tokenized once."""
+
+    def __init__(self, dataset: str, encode: PieceTokenizer, rule: str):
+        self.dataset = dataset
+        self.encode = encode
+        self.rule = rule
+        self.beginning = encode.beginning
+        self._documents: dict[str, list[int]] = {}
+
+    def document(self, text: str) -> list[int]:
+        """Tokens of a document."""
+        if text not in self._documents:
+            self._documents[text] = self.encode(text)
+        return self._documents[text]
+
+    def write(self, item: Item, limit: int) -> Prompt:
+        """A prompt of at most `limit` tokens. Only the document is ever cut."""
+        question = self.encode(question_of(self.dataset, item))
+        room = limit - len(self.beginning) - len(question)
+        if room < 1:
+            raise ValueError(
+                f"A prompt of {limit} tokens has no room for a document: the question {item.id!r} alone takes "
+                f"{limit - room}. Ask for a longer length."
+            )
+        document = self.document(item.document)
+        kept = cut(document, room, self.rule)
+        return Prompt(
+            tokens=[*self.beginning, *kept, *question],
+            document_tokens=len(document),
+            cut_tokens=len(document) - len(kept),
+        )

@@ -1,0 +1,117 @@
+"""What is evaluated: a model with its tokenizer, and what can be told about it before it runs."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers.cache_utils import DynamicLayer
+
+from ..adapt.vocabulary import check_vocabulary
+from ..adapt.weights import digest_of
+from ..loading import check_model, choose_device, load_model, load_tokenizer_of
+from ..tasks.perplexity import unwrap
+
+CPU_BATCH_TOKENS = 16384
+MOST_BATCH_TOKENS = 2**19
+"""Longer batches make nothing faster."""
+USABLE_SHARE = 0.5
+"""Of the free memory: fragments, logits and work space take the rest."""
+
+
+@dataclass(kw_only=True)
+class Subject:
+    """A causal language model in evaluation mode, on its device."""
+
+    model: Any
+    tokenizer: Any
+    name: str
+    uses_cache: bool = field(init=False)
+    """Whether the model can continue from a cache; without one, generation computes everything again each step."""
+    mixes_lengths: bool = field(init=False)
+    """Whether caches of prompts of different lengths can be joined, so that these are answered together."""
+    cache_bytes: int = field(init=False)
+    """Of one token in the cache."""
+
+    def __post_init__(self) -> None:
+        check_vocabulary(self.tokenizer, self.vocab_size)
+        cache = probe_cache(self.model)
+        self.uses_cache = cache is not None
+        plain = [type(layer) is DynamicLayer for layer in getattr(cache, "layers", [])]
+        self.mixes_lengths = bool(plain) and all(plain)
+        held = [(layer.keys, layer.values) for layer in cache.layers] if self.mixes_lengths else []
+        self.cache_bytes = sum(part.nbytes // part.shape[2] for pair in held for part in pair)
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    @property
+    def vocab_size(self) -> int:
+        return unwrap(self.model).get_input_embeddings().weight.shape[0]
+
+    @property
+    def context(self) -> int | None:
+        """Tokens the model is meant for, where it says so."""
+        length = getattr(self.model.config, "max_position_embeddings", None)
+        return length if isinstance(length, int) and length > 0 else None
+
+    @property
+    def batch_tokens(self) -> int:
+        """Tokens that fit into memory together, by a rough count of what one needs."""
+        if self.device.type != "cuda":
+            return CPU_BATCH_TOKENS
+        config = self.model.config
+        width = getattr(config, "hidden_size", 1024)
+        inner = getattr(config, "intermediate_size", None) or 4 * width
+        size = next(self.model.parameters()).element_size()
+        # a growing cache is copied layer by layer
+        needed = 1.5 * self.cache_bytes + (8 * width + 4 * inner) * size
+        free, _ = torch.cuda.mem_get_info(self.device)
+        free += torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        return int(min(USABLE_SHARE * free / needed, MOST_BATCH_TOKENS))
+
+    def describe(self) -> dict[str, Any]:
+        """What tells one model from another, and what reports say of it."""
+        model = unwrap(self.model)
+        return {
+            "name": self.name,
+            "class": type(model).__name__,
+            "encoding": getattr(model.config, "encoding", None),
+            "context": self.context,
+            "parameters": sum(parameter.numel() for parameter in model.parameters()),
+            "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
+            "weights": digest_of(dict(model.named_parameters())),
+        }
+
+
+@torch.no_grad()
+def probe_cache(model: Any) -> Any:
+    """The cache a model makes of two tokens, or None where it makes none."""
+    tokens = torch.zeros(1, 2, dtype=torch.long, device=next(model.parameters()).device)
+    try:
+        return getattr(model(input_ids=tokens, use_cache=True), "past_key_values", None)
+    except TypeError:
+        # a forward without such an argument
+        return None
+
+
+def load_subject(
+    name: str,
+    *,
+    base: str | None = None,
+    tokenizer: str | None = None,
+    dtype: str = "auto",
+    device: str | None = None,
+    label: str | None = None,
+) -> Subject:
+    """A model by its folder or file, as it is: originals stay of transformers' own classes.
+
+    base: the model under an adapter. tokenizer: its folder, or "bytes". label: what reports call it.
+    """
+    place = choose_device(device)
+    check_model(name, base)
+    # the small thing first: a missing tokenizer is told before minutes of loading
+    words = load_tokenizer_of(name, base, tokenizer)
+    model = load_model(name, dtype, base, as_ours=False)
+    return Subject(model=model.to(place), tokenizer=words, name=label or Path(name).expanduser().resolve().name)
