@@ -229,7 +229,7 @@ def test_help_documents_every_field():
     for command in ("train", "compare"):
         shown = " ".join(runner.invoke(app, [command, "--help"]).output.split())
         assert all(f" {name}" in shown for name in expected), command
-    assert "train.batch_size [64]: Examples in an optimizer step" in recipe_help()
+    assert "train.batch_size = 64: Examples in an optimizer step" in recipe_help()
 
 
 def test_the_page_on_training_lists_all_fields_and_recipes():

@@ -43,7 +43,8 @@ def list_fields(cls: type[Settings] = Recipe, prefix: str = "") -> list[tuple[st
 
 def recipe_help() -> str:
     """A paragraph a field, as the help of a command shows it."""
-    lines = [f"{name}{f' [{default}]' if default else ''}: {words}" for name, default, words in list_fields()]
+    # no square brackets, which would be read as a style
+    lines = [f"{name}{f' = {default}' if default else ''}: {words}" for name, default, words in list_fields()]
     return "\n\n".join(["Fields of a recipe, each with its default, to set with key=value:", *lines])
 
 
