@@ -5,7 +5,8 @@
 
 Both loops draw the same examples, clip, step a schedule and log every `log_every` steps; only the time of whole windows
 between two readings of the losses counts, so that neither the start nor the compiler is in it. Rounds alternate, and
-the medians are compared. On the CPU one thread works and its own time is counted, which others on the machine disturb less.
+the medians are compared. On the CPU one thread works and its own time is counted, which others on the machine disturb
+less.
 """
 
 import argparse
