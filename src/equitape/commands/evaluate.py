@@ -10,9 +10,7 @@ from rich.console import Console
 def evaluate(
     model: Annotated[
         str,
-        typer.Argument(
-            help="Folder of a model, run or adapter, or a GGUF file; with --rescore, of an evaluation."
-        ),
+        typer.Argument(help="Folder of a model, run or adapter, or a GGUF file; with --rescore, of an evaluation."),
     ],
     overrides: Annotated[
         list[str] | None,
