@@ -29,7 +29,7 @@ def test_encodings_as_table_and_json():
 def test_demo_trains_compares_and_answers(tmp_path):
     result = runner.invoke(app, ["demo", "--steps", "2", "--out", str(tmp_path)])
     assert result.exit_code == 0, result.output
-    for part in ("nope", "rope", "tape", "parameters", "exact", "longer than in training", " + "):
+    for part in ("nope", "rope", "tape", "parameters", "exact", "demonstration", " + "):
         assert part in result.output
 
 

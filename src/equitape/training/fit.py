@@ -21,7 +21,7 @@ from .bars import without_bars
 from .callbacks import Bookkeeper, Evaluate, Meter
 from .log import LOG, StepLog, truncate_log
 from .settings import TrainSettings
-from .trainer import EquitapeTrainer, learning_rate_share, walked_once
+from .trainer import EquitapeTrainer, asked_once, learning_rate_share
 
 MODEL = "model"
 ENDLESS_STEPS = 10**9
@@ -129,7 +129,7 @@ def fit(
     trainer.add_callback(keeper)
     model.train()
     try:
-        with without_bars(), walked_once(model):
+        with without_bars(), asked_once(model):
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     finally:
         keeper.close()

@@ -5,12 +5,14 @@ from typing import Any
 
 import torch
 
+from ..adapt.vocabulary import check_vocabulary
 from ..encodings import build_encoding
 from ..encodings.learned import Learned
 from ..model import EquitapeConfig, EquitapeForCausalLM
 from ..tasks import Task, build_task
 from .fit import ENDLESS_STEPS, MEASURED_EXAMPLES, count_steps
 from .recipe import EncodingChoice, Recipe
+from .start import start_config
 
 
 @dataclass(frozen=True)
@@ -43,16 +45,20 @@ def make_plan(recipe: Recipe) -> Plan:
 
 def build_config(recipe: Recipe, task: Task, choice: EncodingChoice) -> EquitapeConfig:
     """The configuration of the model with one of the encodings."""
-    sizes = recipe.model.to_dict()
-    sizes.setdefault("max_position_embeddings", task.tested_length)
-    config = EquitapeConfig(
-        **sizes,
-        vocab_size=task.vocab_size,
-        pad_token_id=task.pad_token_id,
-        eos_token_id=task.eos_token_id,
-        bos_token_id=task.bos_token_id,
-        encoding=choice.encoding,
-    )
+    if choice.start is not None:
+        config = start_config(choice.start, task.tested_length)
+        check_tokens(task, config, choice.start)
+    else:
+        sizes = recipe.model.to_dict()
+        sizes.setdefault("max_position_embeddings", task.tested_length)
+        config = EquitapeConfig(
+            **sizes,
+            vocab_size=task.vocab_size,
+            pad_token_id=task.pad_token_id,
+            eos_token_id=task.eos_token_id,
+            bos_token_id=task.bos_token_id,
+            encoding=choice.encoding,
+        )
     assert isinstance(config.encoding, dict)
     with torch.device("meta"):
         encoding = build_encoding(config.encoding, config.geometry)
@@ -63,6 +69,18 @@ def build_config(recipe: Recipe, task: Task, choice: EncodingChoice) -> Equitape
             f"or shorten the task."
         )
     return config
+
+
+def check_tokens(task: Task, config: EquitapeConfig, start: str) -> None:
+    """Refuse a checkpoint that was trained on other tokens than the task makes."""
+    tokenizer = getattr(task, "tokenizer", None)
+    if tokenizer is not None:
+        check_vocabulary(tokenizer, config.vocab_size)
+    elif task.vocab_size != config.vocab_size:
+        raise ValueError(
+            f"The checkpoint {start!r} knows {config.vocab_size:,} tokens and task {task.name!r} has "
+            f"{task.vocab_size:,}; start from one that was trained on this task."
+        )
 
 
 def count_parameters(config: EquitapeConfig) -> int:

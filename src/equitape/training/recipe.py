@@ -70,6 +70,8 @@ class EncodingChoice:
     label: str
     encoding: dict[str, Any]
     seeds: tuple[int, ...]
+    start: str | None = None
+    """Folder of the checkpoint that training goes on from; its encoding is its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +87,8 @@ class Recipe(Settings):
     model: ModelSettings = field(default_factory=ModelSettings)
     """Sizes of the decoder, the same for every encoding."""
     encodings: tuple[Any, ...] = ()
-    """A list of kinds, or of {kind: ..., label: ..., seeds: [...], and the encoding's own options}."""
+    """A list of kinds, or of {kind: ..., label: ..., seeds: [...], and the encoding's own options}; or of
+    {start: FOLDER, label: ..., seeds: [...]} to go on from checkpoints, whose sizes and encodings are their own."""
     seeds: tuple[int, ...] = (0,)
     """Seeds of weights, data and dropout; each encoding is trained once with each, unless it names its own."""
     train: TrainSettings = field(default_factory=TrainSettings)
@@ -107,6 +110,8 @@ class Recipe(Settings):
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(f"More than one encoding is called {twice[0]!r}; give each a label of its own.")
+        if all(choice.start is not None for choice in self.choices) and self.model != ModelSettings():
+            raise ValueError("model gives sizes, but every encoding starts from a checkpoint, which has its own.")
         for label, metrics in self.claims.items():
             if not isinstance(metrics, dict) or not all(isinstance(value, (int, float)) for value in metrics.values()):
                 raise ValueError(f"claims: {label!r} must hold metrics and their numbers; it is {metrics!r}.")
@@ -119,12 +124,19 @@ class Recipe(Settings):
     def _choice(self, given: Any) -> EncodingChoice:
         if isinstance(given, str):
             given = {"kind": given}
-        if not isinstance(given, dict) or not isinstance(given.get("kind"), str):
+        if not isinstance(given, dict) or not any(isinstance(given.get(key), str) for key in ("kind", "start")):
             raise ValueError(f"encodings: {given!r} is neither a kind nor a dictionary with one, as {{kind: tape}}.")
-        options = {key: value for key, value in given.items() if key not in ("label", "seeds")}
+        options = {key: value for key, value in given.items() if key not in ("label", "seeds", "start")}
+        start = given.get("start")
+        if start is not None and options:
+            raise ValueError(
+                f"encodings: {given!r} starts from a checkpoint, which brings its encoding; leave out "
+                f"{', '.join(options)}."
+            )
         seeds = given.get("seeds", self.seeds)
-        label = str(given.get("label", given["kind"]))
-        return EncodingChoice(label=label, encoding=options, seeds=check_seeds(seeds, f"seeds of {label!r}"))
+        label = str(given.get("label", Path(start).name if start is not None else given.get("kind")))
+        checked = check_seeds(seeds, f"seeds of {label!r}")
+        return EncodingChoice(label=label, encoding=options, seeds=checked, start=start)
 
     def choose(self, label: str) -> EncodingChoice:
         """The encoding of a label."""

@@ -24,6 +24,7 @@ from .log import LOG, read_log, thin
 from .plan import Plan
 from .recipe import Recipe, parse_recipe, parse_yaml, resolved, slug, to_yaml
 from .settings import TrainSettings
+from .start import start_model
 
 RUN = "run.json"
 RECIPE = "recipe.yaml"
@@ -67,7 +68,9 @@ def execute(
     if processes.is_main_process:
         write_text(run_dir / RECIPE, to_yaml(single_run(recipe, label, seed)))
     settings = replace(recipe.train, seed=seed)
-    model = build_model(plan.configs[label], seed)
+    start = recipe.choose(label).start
+    config = plan.configs[label]
+    model = build_model(config, seed) if start is None else start_model(start, config)
     collate = PadTo(task.collate, task.trained_length, task.pad_token_id) if settings.compile else task.collate
 
     def evaluate(model: Any, step: int) -> dict[str, float]:
@@ -98,6 +101,8 @@ def execute(
         "log": thin([(line["step"], line["loss"]) for line in lines]),
     }
     if result.status == "done":
+        if hasattr(task, "tokenizer"):
+            task.tokenizer.save_pretrained(run_dir / MODEL)
         if processes.num_processes > 1:
             # the model at hand may be one process's share of it
             with without_bars():
@@ -160,7 +165,8 @@ def finished(run_dir: Path) -> dict[str, Any] | None:
 def single_run(recipe: Recipe, label: str, seed: int) -> Recipe:
     """The recipe of one run alone."""
     choice = recipe.choose(label)
-    return replace(recipe, encodings=({**choice.encoding, "label": label, "seeds": [seed]},), seeds=(seed,))
+    begin = {"start": choice.start} if choice.start is not None else choice.encoding
+    return replace(recipe, encodings=({**begin, "label": label, "seeds": [seed]},), seeds=(seed,))
 
 
 def folder_name(label: str, seed: int) -> str:

@@ -3,14 +3,18 @@
 import contextlib
 import math
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
+import accelerate
 import torch
 from torch import Tensor, nn
 from transformers import Trainer
 
 from .log import StepLog
 from .settings import TrainSettings
+
+PACKAGE_QUESTION = "is_lomo_available"
 
 
 def learning_rate_share(
@@ -36,18 +40,28 @@ def learning_rate_share(
 
 
 @contextlib.contextmanager
-def walked_once(model: nn.Module) -> Iterator[None]:
-    """Trainer calls `model.train()` at every step, which walks over all modules; inside, only a change of mode does."""
+def asked_once(model: nn.Module) -> Iterator[None]:
+    """What is asked at every step though its answer never changes is answered from memory inside.
+
+    Trainer puts the model into training mode, which walks over all modules. accelerate looks twice for a package on the
+    disk.
+    """
     change = model.train
 
     def train(mode: bool = True) -> nn.Module:
         return model if model.training == mode else change(mode)
 
     model.train = train  # type: ignore[method-assign]
+    modules = [module for module in (accelerate.accelerator, accelerate.optimizer) if hasattr(module, PACKAGE_QUESTION)]
+    questions = [getattr(module, PACKAGE_QUESTION) for module in modules]
+    for module, question in zip(modules, questions, strict=True):
+        setattr(module, PACKAGE_QUESTION, cache(question))
     try:
         yield
     finally:
         del model.train
+        for module, question in zip(modules, questions, strict=True):
+            setattr(module, PACKAGE_QUESTION, question)
 
 
 class EquitapeTrainer(Trainer):
@@ -63,10 +77,11 @@ class EquitapeTrainer(Trainer):
         self.step_log = log
         self.schedule = schedule
         self.autocast_dtype = autocast_dtype
-        clip = self.accelerator.clip_grad_norm_
+        # accelerate's own walks over all parameters twice more, for shards and scaled gradients
+        clip = self.accelerator.clip_grad_norm_ if self.is_fsdp_enabled else nn.utils.clip_grad_norm_
 
-        def recorded(*args: Any, **kwargs: Any) -> Any:
-            norm = clip(*args, **kwargs)
+        def recorded(parameters: Any, max_norm: float) -> Tensor:
+            norm = clip(parameters, max_norm)
             log.add_norm(norm)
             return norm
 
