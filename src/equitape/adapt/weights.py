@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import struct
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -74,7 +75,7 @@ def _load_gguf(path: Path, dtype: str | torch.dtype) -> PreTrainedModel:
             dtype=torch.float32 if dtype == "auto" else dtype,
             quantization_config=GgufConfig(dequantize=True),
         )
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, struct.error) as error:
         # a wrong or unknown file fails deep inside the reader, in several ways
         raise ValueError(f"The GGUF file {str(path)!r} cannot be read ({_first_line(error)}).") from error
     # the weights are plain numbers now, which may be trained and saved

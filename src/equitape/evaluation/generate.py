@@ -46,7 +46,6 @@ def end_tokens(subject: Subject) -> list[int]:
     return list(dict.fromkeys(token for token in flat if token is not None))
 
 
-@torch.no_grad()
 def write_answers(
     subject: Subject, prompts: Sequence[Sequence[int]], max_new_tokens: int, one_line: bool = False
 ) -> list[str]:
@@ -54,9 +53,24 @@ def write_answers(
 
     one_line: stop at the end of the first line that is not blank, and return that line alone.
     """
-    rows = [torch.tensor(prompt, dtype=torch.long, device=subject.device) for prompt in prompts]
     ends = end_tokens(subject)
+    stop = FirstLine(subject.tokenizer, len(prompts)) if one_line else None
+    written = write_tokens(subject, prompts, max_new_tokens, ends, stop)
+    return [decode(subject.tokenizer, answer, ends, one_line) for answer in written]
+
+
+@torch.no_grad()
+def write_tokens(
+    subject: Subject,
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    ends: list[int],
+    stop: StoppingCriteria | None = None,
+) -> list[list[int]]:
+    """Greedy decoding; what follows an end is padding."""
+    rows = [torch.tensor(prompt, dtype=torch.long, device=subject.device) for prompt in prompts]
     padding = subject.tokenizer.pad_token_id
+    # spelled out, or the checkpoint's own settings would fill in
     settings = GenerationConfig(
         max_new_tokens=max_new_tokens,
         do_sample=False,
@@ -78,10 +92,10 @@ def write_answers(
         tokens,
         attention_mask=mask,
         generation_config=settings,
-        stopping_criteria=StoppingCriteriaList([FirstLine(subject.tokenizer, len(rows))] if one_line else []),
+        stopping_criteria=StoppingCriteriaList([] if stop is None else [stop]),
         **past,
-    )[:, longest:].tolist()
-    return [decode(subject.tokenizer, answer, ends, one_line) for answer in written]
+    )
+    return written[:, longest:].tolist()
 
 
 def decode(tokenizer: Any, tokens: list[int], ends: list[int], one_line: bool) -> str:

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import tarfile
+import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +18,9 @@ from typing import IO, Any
 
 from ..data.text import ARCHIVES, JSON_LINES, find_files
 
-OFFICIAL = "https://huggingface.co/datasets/tau/scrolls/resolve/main"
-"""Where the official data set keeps its archives; its loading script needs a version of `datasets` before 4."""
+OFFICIAL = "tau/scrolls"
+"""The official data set on the Hugging Face Hub, an archive for each set. Its loading script, which `datasets` since
+version 4 does not run any more, is not needed to read them."""
 PLACES = ("data/scrolls", "data/scrolls.tar.xz")
 """Where files are looked for, from the working directory and from $EQUITAPE_DATA."""
 SPLITS = {"valid": ("valid", "validation", "val", "dev"), "test": ("test",), "train": ("train",)}
@@ -64,13 +66,13 @@ def load_examples(dataset: str, source: str | None = None, split: str | None = N
             if any(found.values()):
                 return choose_split(dataset, str(place), found, split)
     try:
-        return choose_split(dataset, f"{OFFICIAL}/{dataset}.zip", read_official(dataset, split), split)
-    except (ImportError, OSError, ValueError) as error:
-        reason = "the package datasets is not installed" if isinstance(error, ImportError) else first_line(error)
+        return choose_split(dataset, f"hf:{OFFICIAL}/{dataset}.zip", read_official(dataset, split), split)
+    except (OSError, ValueError, KeyError) as error:
+        # the Hub and its cache fail in their own ways, each with a long text
         raise ValueError(
             f"The data of scrolls:{dataset} is missing. Looked for .jsonl files of it in {', '.join(looked)}, and for "
-            f"the official set at {OFFICIAL}/{dataset}.zip ({reason}). Name a file, folder or archive by data=PATH; or "
-            f'pip install "equitape[data]" and let it be downloaded.'
+            f"{dataset}.zip of the official data set {OFFICIAL!r} on the Hugging Face Hub ({first_line(error)}). Name "
+            f"a file, folder or archive by data=PATH, or let the official one be downloaded where there is a network."
         ) from None
 
 
@@ -150,16 +152,15 @@ def parse_lines(name: str, stream: IO[bytes]) -> Iterator[tuple[str, Any]]:
 
 def read_official(dataset: str, split: str | None) -> dict[str, list[Item]]:
     """Items of the official data set, which publishes answers of its training and validation splits alone."""
-    from datasets import load_dataset
+    from huggingface_hub import hf_hub_download
 
     name = {"valid": "validation", None: "validation"}.get(split, split)
-    rows = load_dataset(
-        "json", data_files={"rows": f"zip://{dataset}/{name}.jsonl::{OFFICIAL}/{dataset}.zip"}, split="rows"
-    )
+    path = hf_hub_download(OFFICIAL, f"{dataset}.zip", repo_type="dataset")
     # a question with several answers comes once for each of them
     merged: dict[str, dict[str, Any]] = {}
-    for row in rows:
-        merged.setdefault(row["id"], {"input": row["input"], "answers": []})["answers"].append(row["output"])
+    with zipfile.ZipFile(path) as archive, archive.open(f"{dataset}/{name}.jsonl") as stream:
+        for _, row in parse_lines(path, stream):
+            merged.setdefault(row["id"], {"input": row["input"], "answers": []})["answers"].append(row["output"])
     items = [make_official_item(dataset, key, row["input"], row["answers"]) for key, row in merged.items()]
     if any(answer is None for item in items for answer in item.answers):
         raise ValueError(f"the split {split!r} is published without answers")

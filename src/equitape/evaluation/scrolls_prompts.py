@@ -1,6 +1,5 @@
 """How a question of SCROLLS is put to a causal model, and what of a document is cut when it is too long."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..registry import describe_choices
@@ -61,18 +60,17 @@ def question_of(dataset: str, item: Item) -> str:
     return "\n\n" + "\n".join(lines) + f"\n{facts.answer}:"
 
 
-def cut(tokens: Sequence[int], room: int, rule: str) -> list[int]:
-    """At most `room` tokens of a document. "end" cuts its end, "start" its beginning, "middle" its middle."""
+def kept_parts(count: int, room: int, rule: str) -> list[slice]:
+    """Which of the `count` tokens of a document are kept where there is room for `room`.
+
+    rule: "end" cuts its end, "start" its beginning, "middle" its middle.
+    """
     if rule not in RULES:
         raise ValueError(f"Documents cannot be cut at {rule!r}.{describe_choices(rule, RULES)}")
-    if len(tokens) <= room:
-        return list(tokens)
-    if rule == "end":
-        return list(tokens[:room])
-    if rule == "start":
-        return list(tokens[len(tokens) - room :])
-    front = (room + 1) // 2
-    return [*tokens[:front], *tokens[len(tokens) - (room - front) :]]
+    if count <= room:
+        return [slice(0, count)]
+    front = {"end": room, "start": 0, "middle": (room + 1) // 2}[rule]
+    return [slice(0, front), slice(count - (room - front), count)]
 
 
 class PromptWriter:
@@ -101,7 +99,7 @@ class PromptWriter:
                 f"{limit - room}. Ask for a longer length."
             )
         document = self.document(item.document)
-        kept = cut(document, room, self.rule)
+        kept = [token for part in kept_parts(len(document), room, self.rule) for token in document[part]]
         return Prompt(
             tokens=[*self.beginning, *kept, *question],
             document_tokens=len(document),

@@ -1,0 +1,182 @@
+"""`equitape eval` as it is typed: what it takes, what it refuses."""
+
+import json
+
+import pytest
+import torch
+from small import bpe_tokenizer, contract, llama, our_model, save, write_lines
+from typer.testing import CliRunner
+
+import equitape
+from equitape.cli import app
+from gguf_files import write_gguf
+
+runner = CliRunner()
+PASSKEY = ["--task", "passkey", "lengths=[300]", "short=300", "samples=1", "depths=[0.5]", "--device", "cpu"]
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory):
+    return save(our_model(dtype=torch.float32), tmp_path_factory.mktemp("ours"))
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return save(llama(dtype=torch.float32), tmp_path_factory.mktemp("base"))
+
+
+def invoke(*arguments, code=0):
+    result = runner.invoke(app, ["eval", *map(str, arguments)])
+    assert result.exit_code == code, result.output
+    # the box around an error breaks lines anywhere
+    return " ".join(result.output.replace("│", " ").split())
+
+
+def test_one_task_and_its_report(ours, tmp_path):
+    said = invoke(ours, *PASSKEY, "--out", tmp_path / "out", "--name", "tiny")
+    for words in ("passkey: tiny", "exact match", "short: exact match 300", "exactly the tokens stated", "report.md"):
+        assert words in said
+    assert (tmp_path / "out/report.md").read_text().startswith("# passkey: tiny")
+    again = invoke(ours, *PASSKEY, "--out", tmp_path / "out", code=2)
+    assert "--resume" in again
+    invoke(ours, *PASSKEY, "--out", tmp_path / "out", "--resume")
+    assert "exact match" in invoke(tmp_path / "out", "--rescore")
+
+
+def test_several_tasks_with_options_of_their_own(ours, tmp_path, monkeypatch):
+    monkeypatch.setenv("EQUITAPE_CACHE", str(tmp_path / "cache"))
+    text = tmp_path / "text.txt"
+    text.write_text("abcdefgh" * 20)
+    options = ["lengths=[300]", "samples=1", "short=300", "passkey.depths=[0]", f"perplexity.data={text}"]
+    options += ["perplexity.lengths=[64]", "perplexity.short=32"]
+    said = invoke(
+        ours,
+        "--task",
+        "passkey",
+        "--task",
+        "perplexity",
+        *options,
+        "--out",
+        tmp_path / "out",
+        "--device",
+        "cpu",
+        "--json",
+    )
+    assert (tmp_path / "out/passkey/report.json").exists()
+    assert json.loads((tmp_path / "out/perplexity/settings.json").read_text())["options"]["lengths"] == [64]
+    assert '"perplexity_32"' in said
+
+
+def test_the_folder_is_chosen_by_model_and_task(ours, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    invoke(ours, *PASSKEY, "--name", "tiny")
+    assert (tmp_path / "runs/eval/tiny/passkey/report.md").exists()
+
+
+def test_originals_adapters_and_runs(base, tmp_path):
+    """By the same code; an untrained adapter answers as its base does, a trained one does not."""
+    adapted = equitape.adapt(base, "tape")
+    adapted.save_adapter(tmp_path / "fresh")
+    torch.manual_seed(0)
+    for parameter in adapted.parameters():
+        if parameter.requires_grad:
+            parameter.data.normal_(std=0.5)
+    adapted.save_adapter(tmp_path / "trained")
+    (tmp_path / "run").mkdir()
+    save(our_model(dtype=torch.float32), tmp_path / "run/model")
+
+    def answers(*arguments, name):
+        invoke(*arguments, *PASSKEY, "samples=3", "--out", tmp_path / name)
+        lines = (tmp_path / name / "results.jsonl").read_text().splitlines()
+        settings = json.loads((tmp_path / name / "settings.json").read_text())
+        return settings["model"]["class"], [json.loads(line)["record"]["answer"] for line in lines]
+
+    original = answers(base, name="original")
+    assert original[0] == "LlamaForCausalLM"
+    fresh = answers(tmp_path / "fresh", "--base", base, name="of-fresh")
+    assert fresh == ("EquitapeForCausalLM", original[1])
+    assert answers(tmp_path / "trained", "--base", base, name="of-trained")[1] != original[1]
+    assert answers(tmp_path / "run", name="of-run")[0] == "EquitapeForCausalLM"
+    said = invoke(tmp_path / "fresh", *PASSKEY, code=2)
+    assert "holds an adapter; name the model it was trained on with --base" in said
+
+
+def test_beside(ours, base, tmp_path):
+    invoke(base, *PASSKEY, "--out", tmp_path / "a", "--name", "llama")
+    invoke(ours, *PASSKEY, "--out", tmp_path / "b", "--name", "tape", "--beside", f"original={tmp_path / 'a'}")
+    assert "|  | tape | original |" in (tmp_path / "b/report.md").read_text()
+    assert "names 'a' twice" in invoke(
+        tmp_path / "b", "--rescore", "--beside", tmp_path / "a", "--beside", tmp_path / "a", code=2
+    )
+
+
+def test_answers_now_and_scores_later(ours, tmp_path):
+    data = write_lines(tmp_path / "scrolls/contract_nli.jsonl", contract("valid", 3))
+    options = [f"data={data}", "length=300", "new_tokens=4", "short=16"]
+    said = invoke(ours, "--task", "scrolls:contract_nli", *options, "--no-score", "--out", tmp_path / "out")
+    assert "--rescore" in said
+    assert not (tmp_path / "out/report.json").exists()
+    said = invoke(tmp_path / "out", "--rescore")
+    assert "6 of 6 prompts were longer than 300 tokens" in said
+
+
+def test_gguf_files(tmp_path):
+    """The original as transformers reads it, with a tokenizer from elsewhere."""
+    pytest.importorskip("gguf")
+    source = llama(dtype=torch.float32, bos_token_id=0)
+    write_gguf(source, tmp_path / "tiny.gguf")
+    folder = save(source, tmp_path / "whole")
+    for place, name in ((tmp_path / "tiny.gguf", "a"), (folder, "b")):
+        invoke(place, *PASSKEY, "--tokenizer", "bytes", "--out", tmp_path / name, "--dtype", "float32")
+    first, second = ((tmp_path / name / "results.jsonl").read_text() for name in "ab")
+    assert first == second
+    assert "There is no model" in invoke(tmp_path / "none.gguf", *PASSKEY, code=2)
+    (tmp_path / "bad.gguf").write_bytes(b"GGUF no")
+    assert "cannot be read" in invoke(tmp_path / "bad.gguf", *PASSKEY, "--tokenizer", "bytes", code=2)
+
+
+def test_what_is_refused(ours, base, tmp_path):
+    bare = save(our_model(dtype=torch.float32), tmp_path / "bare", tokenizer=False)
+    small = save(bpe_tokenizer() and our_model(dtype=torch.float32), tmp_path / "small", tokenizer=bpe_tokenizer())
+    large = tmp_path / "large"
+    save(our_model("rope", dtype=torch.float32), large)
+    wide = our_model(dtype=torch.float32)
+    wide.resize_token_embeddings(5000)
+    save(wide, tmp_path / "wide")
+    cases = [
+        ([ours, "--task", "pass-key"], "Unknown evaluation task 'pass-key'. Did you mean 'passkey'?"),
+        ([ours, "--task", "scrolls:qasper2"], "no part 'qasper2'. Did you mean 'qasper'?"),
+        ([ours], "Say what to evaluate, by --task."),
+        ([ours, "--task", "passkey", "--task", "passkey"], "named twice"),
+        ([ours, "--task", "passkey", "lenghts=[3]"], "No task here has an option 'lenghts'. Did you mean 'lengths'?"),
+        ([ours, "--task", "passkey", "needles.samples=3"], "there is no task 'needles' here"),
+        ([ours, "--task", "passkey", "samples"], "'samples' is no option; write key=value"),
+        ([ours, "--task", "passkey", "lengths=[40]"], "A prompt of 40 tokens cannot be made"),
+        ([ours, "--task", "perplexity"], "Task 'perplexity' has no text"),
+        ([ours, "--task", "scrolls:qasper", f"data={tmp_path}"], "The data of scrolls:qasper is missing"),
+        ([bare, "--task", "passkey"], "There is no tokenizer in"),
+        ([bare, "--task", "passkey"], "--tokenizer"),
+        ([small, "--task", "passkey"], "it would make tokens that the model does not know"),
+        ([tmp_path / "wide", "--task", "passkey"], "it is not the one the model was trained with"),
+        ([tmp_path / "nothing", "--task", "passkey"], "There is no model at"),
+        ([ours, "--task", "passkey", "--base", base], "holds no adapter, so --base"),
+        ([ours, "--task", "passkey", "--dtype", "float8"], "There is no dtype 'float8'"),
+        ([ours, "--task", "passkey", "--device", "cuda:77"], "cannot be used"),
+        ([ours, "--rescore", "--task", "passkey"], "--rescore takes task and options from the folder"),
+        ([ours, "--rescore"], "holds no evaluation"),
+    ]
+    for arguments, message in cases:
+        assert message in invoke(*arguments, code=2), arguments
+
+
+def test_settings_that_changed_are_refused(ours, base, tmp_path):
+    invoke(ours, *PASSKEY, "--out", tmp_path / "out")
+    said = invoke(ours, *PASSKEY, "seed=5", "--out", tmp_path / "out", "--resume", code=2)
+    assert "begun with other settings: options: seed was 0, now it is 5" in said
+    said = invoke(base, *PASSKEY, "--out", tmp_path / "out", "--resume", code=2)
+    assert "begun with other settings: model" in said
+
+
+def test_all_tasks_are_prepared_before_the_first_runs(ours, tmp_path):
+    invoke(ours, *PASSKEY, "--task", "perplexity", "data=nowhere.txt", "--out", tmp_path / "out", code=2)
+    assert not (tmp_path / "out").exists()

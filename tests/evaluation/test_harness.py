@@ -1,0 +1,148 @@
+"""lm-evaluation-harness both ways, and our perplexity against its own."""
+
+import functools
+import json
+import math
+import sys
+
+import pytest
+import torch
+from small import llama, our_model, save, subject
+
+from equitape.evaluation import build_evaluation, evaluate, load_subject
+from equitape.evaluation.harness import main, register_with_harness
+from equitape.tasks.perplexity import perplexity
+
+lm_eval = pytest.importorskip("lm_eval")
+pytest.importorskip("lm_eval.tasks")
+
+CHOICES = """
+task: colours
+dataset_path: json
+dataset_kwargs: {data_files: {test: FILE}}
+output_type: multiple_choice
+test_split: test
+doc_to_text: "{{question}}"
+doc_to_choice: [" red", " green", " blue"]
+doc_to_target: label
+metric_list: [{metric: acc}, {metric: acc_norm}]
+"""
+ROLLING = """
+task: letters
+dataset_path: json
+dataset_kwargs: {data_files: {test: FILE}}
+output_type: loglikelihood_rolling
+test_split: test
+doc_to_text: ""
+doc_to_target: "{{text}}"
+metric_list: [{metric: byte_perplexity}]
+"""
+TEXTS = ["the quick brown fox jumps over the lazy dog " * 4, "sphinx of black quartz, judge my vow " * 3]
+
+
+@pytest.fixture
+def tasks(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "tasks"
+    folder.mkdir()
+    rows = [{"question": f"What colour is number {n}?", "label": n % 3, "text": TEXTS[n % 2]} for n in range(12)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for name, content in {"colours": CHOICES, "letters": ROLLING}.items():
+        text = content.replace("FILE", str(folder / "rows.jsonl"))
+        if name == "letters":
+            (folder / "two.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+            text = text.replace("rows.jsonl", "two.jsonl")
+        (folder / f"{name}.yaml").write_text(text)
+    return folder
+
+
+def by_harness(tmp_path, monkeypatch, *arguments):
+    """Our door to the harness's own command line."""
+    out = tmp_path / "harness"
+    command = ["lm_eval", *arguments, "--output_path", str(out), "--device", "cpu"]
+    monkeypatch.setattr(sys, "argv", command)
+    main()
+    newest = max(out.rglob("results*.json"), key=lambda path: path.stat().st_mtime)
+    return json.loads(newest.read_text())["results"]
+
+
+def by_class(tasks, model, arguments, task):
+    """The harness without its command line, which takes long to read all its own tasks."""
+    register_with_harness()
+    manager = lm_eval.tasks.TaskManager(include_path=str(tasks), include_defaults=False)
+    found = lm_eval.simple_evaluate(
+        model=model, model_args=arguments, tasks=[task], task_manager=manager, device="cpu", bootstrap_iters=0
+    )
+    return found["results"][task]
+
+
+@pytest.mark.parametrize("make", [our_model, llama], ids=["ours", "original"])
+def test_both_ways_give_the_same_number(make, tasks, tmp_path, monkeypatch):
+    """To the last digit: a model of ours by the harness's command line, a plain Llama by its own class `hf`."""
+    folder = save(make(dtype=torch.float32, max_position_embeddings=128), tmp_path / "model")
+    options = {"include_path": str(tasks)}
+    ours = evaluate(load_subject(folder, device="cpu"), build_evaluation("lm-eval:colours", options), tmp_path / "out")
+    if make is our_model:
+        arguments = ["--model", "hf", "--model_args", f"pretrained={folder}", "--tasks", "colours"]
+        theirs = by_harness(tmp_path, monkeypatch, *arguments, "--include_path", str(tasks))["colours"]
+    else:
+        theirs = by_class(tasks, "hf", f"pretrained={folder}", "colours")
+    for metric in ("acc", "acc_norm"):
+        assert ours["metrics"][f"colours {metric}"] == theirs[f"{metric},none"]
+    assert 0 < theirs["acc,none"] + theirs["acc_norm,none"] < 2
+    assert ours["metrics"]["score"] == theirs["acc,none"]
+    assert "colours 12" in ours["protocol"][0]
+
+
+def test_rolling_likelihood_agrees_with_our_perplexity(tasks, tmp_path):
+    """The harness reads windows that do not overlap, the end mark before the first: so can we."""
+    model = llama(dtype=torch.float32, max_position_embeddings=32)
+    folder = save(model, tmp_path / "model")
+    found = by_class(tasks, "hf", f"pretrained={folder}", "letters")
+    documents = [[256, *text.encode()] for text in TEXTS]
+    mine = perplexity(model, documents, 32)
+    assert mine.tokens == sum(map(len, TEXTS))
+    assert math.exp(mine.loss) == pytest.approx(found["byte_perplexity,none"], rel=1e-6)
+    # and by the command, which knows bytes
+    ours = evaluate(
+        load_subject(folder, device="cpu"),
+        build_evaluation("lm-eval:letters", {"include_path": str(tasks)}),
+        tmp_path / "out",
+    )
+    assert ours["metrics"]["letters byte_perplexity"] == found["byte_perplexity,none"]
+
+
+def test_everything_equitape_loads_runs_under_the_harness(tasks, tmp_path):
+    """Adapters too, by --model equitape."""
+    import equitape
+
+    base = save(llama(dtype=torch.float32, max_position_embeddings=128), tmp_path / "base")
+    adapted = equitape.adapt(base, "tape")
+    torch.manual_seed(1)
+    for parameter in adapted.parameters():
+        if parameter.requires_grad:
+            parameter.data.normal_(std=0.3)
+    adapted.save_adapter(tmp_path / "adapter")
+    who = load_subject(str(tmp_path / "adapter"), base=base, device="cpu")
+    ours = evaluate(who, build_evaluation("lm-eval:letters", {"include_path": str(tasks)}), tmp_path / "out")
+    theirs = by_class(tasks, "equitape", f"pretrained={tmp_path / 'adapter'},base={base}", "letters")
+    assert ours["metrics"]["letters byte_perplexity"] == theirs["byte_perplexity,none"]
+    plain = evaluate(
+        load_subject(base, device="cpu"),
+        build_evaluation("lm-eval:letters", {"include_path": str(tasks)}),
+        tmp_path / "b",
+    )
+    assert plain["metrics"]["score"] != ours["metrics"]["score"]
+
+
+def test_unknown_tasks_and_a_missing_package(tasks, monkeypatch):
+    who = subject(our_model())
+    only_these = functools.partial(lm_eval.tasks.TaskManager, include_defaults=False)
+    monkeypatch.setattr(lm_eval.tasks, "TaskManager", lambda **given: only_these(include_path=given["include_path"]))
+    with pytest.raises(ValueError, match=r"has no task 'colors'. Did you mean 'colours'"):
+        build_evaluation("lm-eval:colors", {"include_path": str(tasks)}).prepare(who)
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    with pytest.raises(ValueError, match=r'need the package lm-eval; install it with pip install "equitape\[eval\]"'):
+        build_evaluation("lm-eval:colours").check_scoring()
+    with pytest.raises(SystemExit, match="need the package lm-eval"):
+        main()

@@ -1,0 +1,139 @@
+"""Perplexity by length against full logits, and what it says of documents that are left out."""
+
+import math
+
+import pytest
+import torch
+from small import llama, our_model, subject
+
+from equitape.evaluation import build_evaluation, evaluate
+
+
+@pytest.fixture
+def texts(tmp_path, monkeypatch):
+    monkeypatch.setenv("EQUITAPE_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for name, size in {"a": 50, "b": 33, "c": 17, "d": 41}.items():
+        (folder / f"{name}.txt").write_text("".join(chr(97 + (size * n * n + n) % 26) for n in range(size)))
+    return folder
+
+
+def full_losses(model, tokens):
+    """Nats of every prediction of one window, by all logits at once."""
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([tokens[:-1]])).logits[0].double()
+    return torch.nn.functional.cross_entropy(logits, torch.tensor(tokens[1:]), reduction="none")
+
+
+def expected(model, documents, length):
+    """Windows that do not overlap; the last one of a document is moved back to be whole, and counts where it is new."""
+    losses, places = [], []
+    for document in documents:
+        tokens = list(document.encode())
+        start = reached = 0
+        while reached < len(tokens) - 1:
+            start = min(reached, len(tokens) - 1 - length)
+            found = full_losses(model, tokens[start : start + length + 1])
+            losses += found[reached - start :].tolist()
+            places += range(reached - start + 1, length + 1)
+            reached = start + length
+    return losses, places
+
+
+@pytest.mark.parametrize("make", [our_model, llama], ids=["ours", "llama"])
+def test_perplexity_by_length_is_that_of_full_logits(make, texts, tmp_path):
+    model = make()
+    options = {"data": {"letters": str(texts)}, "lengths": [8, 40], "short": 4}
+    report = evaluate(subject(model), build_evaluation("perplexity", options), tmp_path / "out")
+    # only those that have a window of the longest length, at every length
+    documents = [(texts / f"{name}.txt").read_text() for name in ("a", "d")]
+    for length in (4, 8, 40):
+        losses, _ = expected(model, documents, length)
+        assert report["metrics"][f"perplexity_{length}"] == pytest.approx(math.exp(sum(losses) / len(losses)), rel=1e-6)
+        bits = sum(losses) / len(losses) / math.log(2)
+        assert report["metrics"][f"bits_per_byte_{length}"] == pytest.approx(bits, rel=1e-6)
+        assert len(losses) == 49 + 40
+    assert report["short"] == {"perplexity_4": report["metrics"]["perplexity_4"]}
+    # the model is meant for 64 tokens
+    assert report["metrics"]["perplexity"] == report["metrics"]["perplexity_40"]
+    assert "2 of 4 documents" in report["notes"][0]
+    assert "89 at 8" in report["notes"][0]
+    by_length, by_place = report["curves"]
+    assert by_length["x"] == [4, 8, 40]
+    losses, places = expected(model, documents, 40)
+    assert by_place["x"] == list(range(1, 41))
+    means = [
+        sum(v for v, p in zip(losses, places, strict=True) if p == place) / places.count(place)
+        for place in range(1, 41)
+    ]
+    assert by_place["y"] == pytest.approx(means, rel=1e-5)
+
+
+def test_strides_windows_and_joining(texts, tmp_path):
+    model = our_model()
+    base = {"data": str(texts), "lengths": [16], "short": 8}
+    who = subject(model)
+
+    def run(name, **options):
+        return evaluate(who, build_evaluation("perplexity", {**base, **options}), tmp_path / name)
+
+    overlapping = run("stride", stride=4)
+    assert "begin every 4 tokens" in overlapping["protocol"][0]
+    assert overlapping["metrics"]["perplexity_16"] != run("plain")["metrics"]["perplexity_16"]
+    everything = run("all", stride=4, score="all")
+    assert "LongLoRA" in everything["protocol"][0]
+    few = run("few", windows=1)
+    assert "At most 1 windows" in few["protocol"][0]
+    # 17 tokens make one window of 16: all four documents have one
+    assert "64 at 16" in few["notes"][0]
+    joined = run("joined", join=True)
+    assert "1 of 1 documents" in joined["notes"][0]
+
+
+def test_several_texts_keep_their_names(texts, tmp_path):
+    options = {"data": {"one": str(texts / "a.txt"), "two": str(texts / "d.txt")}, "lengths": [16], "short": 8}
+    report = evaluate(subject(our_model()), build_evaluation("perplexity", options), tmp_path / "out")
+    assert {"perplexity_one_16", "perplexity_two_8", "bits_per_byte_two_16"} <= set(report["metrics"])
+    assert set(report["short"]) == {"perplexity_one_8", "perplexity_two_8"}
+    assert len(report["curves"]) == 4
+
+
+def test_default_lengths_are_what_text_and_context_allow(tmp_path, monkeypatch):
+    monkeypatch.setenv("EQUITAPE_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "long.txt").write_text("ab" * 1500)
+    task = build_evaluation("perplexity", {"data": str(tmp_path / "long.txt")})
+    assert {unit.length for unit in task.prepare(subject(our_model(max_position_embeddings=512)))} == {256, 512, 1024}
+    assert {unit.length for unit in task.prepare(subject(our_model(max_position_embeddings=4096)))} == {
+        256,
+        512,
+        1024,
+        2048,
+    }
+
+
+def test_a_length_that_the_model_refuses_is_told_and_not_fatal(texts, tmp_path):
+    """A learned table ends."""
+    model = our_model("learned", max_position_embeddings=20)
+    options = {"data": str(texts), "lengths": [16, 32], "short": 8}
+    report = evaluate(subject(model), build_evaluation("perplexity", options), tmp_path / "out")
+    assert "perplexity_16" in report["metrics"]
+    assert "perplexity_32" not in report["metrics"]
+    assert any("2 units could not be run" in note or "units could not be run" in note for note in report["notes"])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "has no text.*data=books.tar.xz/books/test"),
+        ({"data": "nowhere.txt"}, "There is no file or folder 'nowhere.txt'"),
+        ({"data": "TEXTS", "lengths": [500]}, "no document of 'texts' has the 501 tokens.*the longest has 50"),
+        ({"data": "TEXTS", "stride": 300}, "stride must be from 1 to the shortest length, 256"),
+        ({"data": "TEXTS", "score": "knew"}, "unknown rule of scoring 'knew'. Did you mean 'new'"),
+        ({"data": "TEXTS", "windows": 0}, "windows is 0"),
+    ],
+)
+def test_wrong_options(options, message, texts):
+    given = {key: str(texts) if value == "TEXTS" else value for key, value in options.items()}
+    with pytest.raises(ValueError, match=message):
+        build_evaluation("perplexity", given).prepare(subject(our_model()))

@@ -1,0 +1,169 @@
+"""Passkey and needles with readers that find what is hidden, as far as they see."""
+
+import json
+
+import pytest
+from small import Reader, subject
+
+from equitape.evaluation import build_evaluation, evaluate, rescore
+from equitape.evaluation.passkey import first_number
+
+KEY = r"pass key is (\d{5})\. Remember"
+NUMBER = r"for ([a-z-]+) is: (\d+)(?s:.*)What is the special magic number for \1 "
+
+
+def run(tmp_path, reader, name, options, **more):
+    task = build_evaluation(name, options)
+    report = evaluate(subject(reader), task, tmp_path / "out", **more)
+    lines = [json.loads(line) for line in (tmp_path / "out/results.jsonl").read_text().splitlines()]
+    return report, [line["record"] for line in lines]
+
+
+def test_passkey_of_a_perfect_reader(tmp_path):
+    reader = Reader(KEY)
+    options = {"lengths": [400, 900], "short": 350, "samples": 2, "depths": [0, 0.5, 1.0], "seed": 3}
+    report, records = run(tmp_path, reader, "passkey", options)
+    assert {rows[1] for rows in reader.seen} == {350, 400, 900}
+    assert report["metrics"]["exact_match"] == 100
+    assert report["metrics"]["exact_match_inside"] == report["metrics"]["exact_match_outside"] == 100
+    assert report["short"] == {"exact_match_350": 100}
+    assert report["grids"][0]["values"] == [[100, 100, 100]] * 3
+    keys = [record["expected"] for record in records]
+    assert len(set(keys)) == len(keys) == 3 * 3 * 2
+    assert all(len(key) == 5 and key.isdigit() for key in keys)
+    # another seed, other keys; the same seed, the same
+    again = run(tmp_path / "again", Reader(KEY), "passkey", options)[1]
+    assert [record["expected"] for record in again] == keys
+    other = run(tmp_path / "other", Reader(KEY), "passkey", {**options, "seed": 4})[1]
+    assert [record["expected"] for record in other] != keys
+
+
+def test_passkey_of_a_reader_that_sees_the_end_alone(tmp_path):
+    """The heat map has lengths and depths where they belong."""
+    reader = Reader(KEY, sight=500)
+    report, _ = run(
+        tmp_path, reader, "passkey", {"lengths": [2000], "short": 350, "samples": 2, "depths": [0, 0.9, 1.0]}
+    )
+    grid = report["grids"][0]
+    assert (grid["rows"], grid["columns"]) == (["0", "0.9", "1"], ["350", "2000"])
+    assert grid["values"] == [[100, 0], [100, 100], [100, 100]]
+    assert report["metrics"]["exact_match_inside"] == 100
+    assert report["metrics"]["exact_match_outside"] == pytest.approx(200 / 3)
+
+
+@pytest.mark.parametrize(
+    ("answer", "right"),
+    [
+        (r" \1", True),
+        (r": \1. I think", True),
+        (r" \g<1>9", False),
+        (r" 7\1", False),
+        (" none", False),
+        (r" 1, \1", False),
+    ],
+)
+def test_passkey_wants_the_number_and_nothing_else(answer, right, tmp_path):
+    options = {"lengths": [400], "short": 400, "samples": 1, "depths": [0.5]}
+    report, _ = run(tmp_path, Reader(KEY, answer), "passkey", options)
+    assert report["metrics"]["exact_match"] == 100 * right
+
+
+def test_first_number():
+    assert first_number("the key is 01234.") == "01234"
+    assert first_number("none") == ""
+
+
+@pytest.mark.parametrize("name", ["passkey", "needles"])
+def test_lengths_follow_the_models_context(name, tmp_path):
+    reader = Reader("nothing", context=2048)
+    units = build_evaluation(name, {"short": 1200}).prepare(subject(reader))
+    assert sorted({unit.length for unit in units}) == [1200, 2048, 4096]
+
+
+def test_needles_of_a_reader_that_finds_numbers(tmp_path):
+    options = {"lengths": [3000], "short": 1500, "samples": 10}
+    report, records = run(tmp_path, Reader(NUMBER, r" \2.", context=2000), "needles", options)
+    metrics = report["metrics"]
+    assert metrics["single_3000"] == metrics["multikey_1500"] == 100
+    # it answers questions for one number alone
+    for kind in ("multivalue", "multiquery", "variables", "common_words"):
+        assert metrics[f"{kind}_3000"] == 0
+    assert metrics["score_1500"] == metrics["score_3000"] == pytest.approx(100 / 3)
+    assert report["short"] == {"score_1500": pytest.approx(100 / 3)}
+    assert metrics["score_inside"] == metrics["score_outside"] == pytest.approx(100 / 3)
+    assert [grid["title"] for grid in report["grids"]] == [
+        "Needles by kind, per cent", "Needles, single, per cent", "Needles, multikey, per cent"
+    ]  # fmt: skip
+    # ten samples lie two in each fifth of the depth
+    depths = [record["depth"] for record in records if (record["kind"], record["length"]) == ("single", 3000)]
+    assert sorted(int(depth * 10) for depth in depths) == list(range(10))
+    assert report["grids"][1]["values"] == [[100, 100]] * 5
+
+
+def test_needles_give_credit_for_parts(tmp_path):
+    """One of four values named: a quarter."""
+    report, _ = run(
+        tmp_path,
+        Reader(r"magic numbers for [a-z-]+ is: (\d+)", r" \1"),
+        "needles",
+        {"kinds": ["multivalue"], "lengths": [1500], "short": 1500, "samples": 3},
+    )
+    assert report["metrics"]["multivalue_1500"] == 25
+
+
+def test_filler_from_text(tmp_path):
+    book = tmp_path / "book.txt"
+    book.write_text("\n\n".join(f"Chapter {number}. It was a dark and stormy night." for number in range(50)))
+    reader = Reader(KEY)
+    report, _ = run(tmp_path, reader, "passkey", {"lengths": [600], "short": 600, "samples": 2, "filler": str(book)})
+    assert report["metrics"]["exact_match"] == 100
+    assert "book.txt" in report["protocol"][0]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("passkey", {"lengths": [0]}, "0 is no length"),
+        ("passkey", {"lengths": [100.5]}, "100.5 is no length"),
+        ("passkey", {"depths": [1.5]}, "numbers from 0 to 1"),
+        ("passkey", {"samples": 0}, "samples is 0"),
+        ("passkey", {"sample": 1}, "no option 'sample'. Did you mean 'samples'"),
+        ("needles", {"kinds": ["multi_key"]}, "no kind 'multi_key'. Did you mean 'multikey'"),
+        ("needles", {"kinds": []}, "kinds is empty"),
+        ("needle", {}, "Unknown evaluation task 'needle'. Did you mean 'needles'"),
+        ("passkey:x", {}, "has no parts"),
+        ("scrolls", {}, "has no part ''"),
+        ("scrolls:qmsun", {}, "no part 'qmsun'. Did you mean 'qmsum'"),
+        ("lm-eval", {}, "needs the name of a task"),
+    ],
+)
+def test_wrong_tasks_and_options_are_refused(name, options, message):
+    with pytest.raises(ValueError, match=message):
+        build_evaluation(name, options)
+
+
+@pytest.mark.parametrize("name", ["passkey", "needles"])
+def test_a_length_below_the_prompt_is_refused_before_any_work(name, tmp_path):
+    reader = Reader("x")
+    with pytest.raises(ValueError, match=rf"Task '{name}'.*A prompt of 60 tokens cannot be made.*or more"):
+        evaluate(subject(reader), build_evaluation(name, {"lengths": [60, 500]}), tmp_path / "out")
+    assert not reader.seen
+    assert not (tmp_path / "out").exists()
+
+
+def test_missing_filler_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="There is no file or folder"):
+        build_evaluation("passkey", {"filler": str(tmp_path / "none")}).prepare(subject(Reader("x")))
+
+
+def test_reports_are_made_again_without_a_model(tmp_path):
+    report, _ = run(tmp_path, Reader(KEY), "passkey", {"lengths": [400], "short": 400, "samples": 1})
+    folder = tmp_path / "out"
+    page, picture = (folder / "report.md").read_text(), next(folder.glob("*.png")).read_bytes()
+    for path in (*folder.glob("*.png"), folder / "report.md", folder / "report.json"):
+        path.unlink()
+    assert rescore(folder) == report
+    assert (folder / "report.md").read_text() == page
+    assert next(folder.glob("*.png")).read_bytes() == picture
+    assert "At short lengths" in page
+    assert "exact match 400" in page

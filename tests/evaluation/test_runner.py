@@ -1,0 +1,190 @@
+"""Runs that are interrupted, out of memory, refused, or shown beside one another."""
+
+import json
+
+import pytest
+import torch
+from small import Reader, our_model, subject
+
+from equitape.evaluation import build_evaluation, evaluate, rescore
+
+KEY = r"pass key is (\d{5})\. Remember"
+OPTIONS = {"lengths": [400, 600], "short": 400, "samples": 3, "depths": [0, 1]}
+
+
+class Interrupted(Reader):
+    """Is stopped, as by Ctrl-C, when it is asked for the count-th time."""
+
+    def __init__(self, count, error=KeyboardInterrupt, **more):
+        super().__init__(KEY, **more)
+        self.left, self.error = count, error
+
+    def generate(self, *args, **kwargs):
+        self.left -= 1
+        if self.left == 0:
+            raise self.error
+        return super().generate(*args, **kwargs)
+
+
+def passkey(**changes):
+    return build_evaluation("passkey", {**OPTIONS, **changes})
+
+
+def lines(folder):
+    return (folder / "results.jsonl").read_text().splitlines()
+
+
+def test_an_interrupted_run_goes_on_where_it_was(tmp_path):
+    whole = evaluate(subject(Reader(KEY)), passkey(), tmp_path / "whole", batch_tokens=1200)
+    folder = tmp_path / "part"
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(subject(Interrupted(3)), passkey(), folder, batch_tokens=1200)
+    # two batches of two prompts of 600 tokens were done
+    assert len(lines(folder)) == 4
+    kept = lines(folder)
+    # and a line that was being written
+    with (folder / "results.jsonl").open("a") as file:
+        file.write('{"unit": "400/0')
+    reader = Interrupted(100)
+    report = evaluate(subject(reader), passkey(), folder, resume=True, batch_tokens=1200)
+    assert sum(rows for rows, _ in reader.seen) == 12 - 4
+    assert lines(folder)[:4] == kept
+    assert sorted(lines(folder)) == sorted(lines(tmp_path / "whole"))
+    assert report["metrics"] == whole["metrics"]
+    # nothing is left to do
+    reader = Interrupted(100)
+    assert evaluate(subject(reader), passkey(), folder, resume=True)["metrics"] == whole["metrics"]
+    assert not reader.seen
+
+
+def test_a_run_with_other_settings_is_refused(tmp_path):
+    folder = tmp_path / "out"
+    evaluate(subject(Reader(KEY)), passkey(), folder)
+    before = lines(folder)
+    with pytest.raises(ValueError, match="holds an evaluation already; go on with it by --resume"):
+        evaluate(subject(Reader(KEY)), passkey(), folder)
+    with pytest.raises(ValueError, match="begun with other settings: options: samples was 3, now it is 5"):
+        evaluate(subject(Reader(KEY)), passkey(samples=5), folder, resume=True)
+    with pytest.raises(ValueError, match="begun with other settings: task: task was passkey, now it is needles"):
+        evaluate(subject(Reader(KEY, context=3000)), build_evaluation("needles", {"short": 2000}), folder, resume=True)
+    other = Reader(KEY)
+    torch.nn.init.constant_(other.embedding.weight, 3.0)
+    with pytest.raises(ValueError, match="begun with other settings: model: weights was"):
+        evaluate(subject(other), passkey(), folder, resume=True)
+    assert lines(folder) == before
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="is a file"):
+        evaluate(subject(Reader(KEY)), passkey(), tmp_path / "file")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/thing").write_text("")
+    with pytest.raises(ValueError, match="is not empty and holds no evaluation"):
+        evaluate(subject(Reader(KEY)), passkey(), tmp_path / "full")
+
+
+def test_text_that_changed_is_another_evaluation(tmp_path, monkeypatch):
+    monkeypatch.setenv("EQUITAPE_CACHE", str(tmp_path / "cache"))
+    text = tmp_path / "text.txt"
+    text.write_text("abcdefgh" * 10)
+    options = {"data": str(text), "lengths": [16], "short": 8}
+    who = subject(our_model())
+    evaluate(who, build_evaluation("perplexity", options), tmp_path / "out")
+    moved = tmp_path / "moved.txt"
+    moved.write_text(text.read_text())
+    named = {**options, "data": {"text.txt": str(moved)}}
+    # the same text elsewhere is the same text
+    evaluate(who, build_evaluation("perplexity", named), tmp_path / "out", resume=True)
+    moved.write_text("hgfedcba" * 10)
+    with pytest.raises(ValueError, match="begun with other settings: examples: data was"):
+        evaluate(who, build_evaluation("perplexity", named), tmp_path / "out", resume=True)
+
+
+class Tight(Reader):
+    """Has memory for so many tokens at once."""
+
+    def __init__(self, tokens):
+        super().__init__(KEY)
+        self.tokens = tokens
+        self.tried = []
+
+    def generate(self, tokens, *args, **kwargs):
+        self.tried.append(tokens.numel())
+        if tokens.numel() > self.tokens:
+            raise torch.OutOfMemoryError("full")
+        return super().generate(tokens, *args, **kwargs)
+
+
+def test_batches_shrink_until_they_fit(tmp_path):
+    reader = Tight(1300)
+    report = evaluate(subject(reader), passkey(), tmp_path / "out")
+    assert report["metrics"]["exact_match"] == 100
+    assert reader.tried[0] == 3600
+    # once it is known what fits, nothing larger is tried
+    assert sum(size > 1300 for size in reader.tried) <= 2
+    assert not any("could not" in note for note in report["notes"])
+
+
+def test_what_never_fits_is_told(tmp_path):
+    report = evaluate(subject(Tight(450)), passkey(), tmp_path / "out")
+    assert report["metrics"]["exact_match_400"] == 100
+    assert "exact_match_600" not in report["metrics"]
+    assert "6 units could not be run: 600 tokens do not fit into memory." in report["notes"]
+    # more memory: only what failed is tried again
+    reader = Tight(10**6)
+    report = evaluate(subject(reader), passkey(), tmp_path / "out", resume=True)
+    assert {length for _, length in reader.seen} == {600}
+    assert report["metrics"]["exact_match_600"] == 100
+    assert not any("could not" in note for note in report["notes"])
+
+
+def test_nothing_done_at_all_is_an_error(tmp_path):
+    with pytest.raises(
+        ValueError, match=r"has no results: 600 tokens do not fit|has no results: 400 tokens do not fit"
+    ):
+        evaluate(subject(Tight(10)), passkey(), tmp_path / "out")
+
+
+def test_a_report_of_half_a_run_says_so(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(subject(Interrupted(2)), passkey(), tmp_path / "out", batch_tokens=1200)
+    report = rescore(tmp_path / "out")
+    assert report["notes"][0] == "Not finished: 10 of 12 units are missing."
+
+
+def test_two_models_side_by_side(tmp_path):
+    evaluate(subject(Reader(KEY), name="all"), passkey(), tmp_path / "all")
+    evaluate(subject(Reader(KEY, sight=200), name="end"), passkey(), tmp_path / "end")
+    report = rescore(tmp_path / "end", {"original": tmp_path / "all"})
+    page = (tmp_path / "end/report.md").read_text()
+    assert "|  | end | original |" in page
+    assert "| exact match 600 | 50.00 | 100.0 |" in page
+    # what the longer context cost at a short length
+    assert "| exact match 400 | 50.00 | 100.0 | -50 |" in page
+    assert "change from original" in page
+    assert report["model"]["name"] == "end"
+    with pytest.raises(ValueError, match="Two models are called 'end'"):
+        rescore(tmp_path / "end", {"end": tmp_path / "all"})
+    evaluate(subject(Reader(KEY)), passkey(samples=1), tmp_path / "other")
+    with pytest.raises(ValueError, match="cannot stand beside this one; options: samples was 1, now it is 3"):
+        rescore(tmp_path / "end", {"other": tmp_path / "other"})
+    with pytest.raises(ValueError, match="There is no report to show beside"):
+        rescore(tmp_path / "end", {"x": tmp_path / "nothing"})
+
+
+def test_reports_say_how_they_were_made(tmp_path):
+    report = evaluate(subject(our_model()), passkey(lengths=[400], samples=1), tmp_path / "out")
+    assert json.loads((tmp_path / "out/report.json").read_text()) == report
+    assert report["model"]["encoding"]["kind"] == "tape"
+    assert report["model"]["dtype"] == "float64"
+    assert report["cost"]["tokens"] == 2 * 400
+    assert report["cost"]["seconds"] > 0
+    assert {"torch", "device", "commit", "date"} <= set(report["environment"])
+    page = (tmp_path / "out/report.md").read_text()
+    for words in ("option samples", "model weights", "torch", "exactly the tokens stated"):
+        assert words in page
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"format": 99}', "[]"])
+def test_a_folder_without_an_evaluation(content, tmp_path):
+    (tmp_path / "settings.json").write_text(content)
+    with pytest.raises(ValueError, match="holds no evaluation that can be read"):
+        rescore(tmp_path)

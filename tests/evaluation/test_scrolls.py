@@ -1,0 +1,238 @@
+"""SCROLLS: data in both forms, prompts, cutting that is told, and scores."""
+
+import json
+import sys
+import tarfile
+import zipfile
+
+import huggingface_hub
+import pytest
+from small import Reader, bpe_tokenizer, contract, our_model, subject, write_lines
+
+from equitape.data.tokenizers import byte_tokenizer
+from equitape.evaluation import build_evaluation, evaluate, rescore
+from equitape.evaluation.prompts import PieceTokenizer
+from equitape.evaluation.scrolls import spread
+from equitape.evaluation.scrolls_data import Item, load_examples, make_official_item
+from equitape.evaluation.scrolls_prompts import DATASETS, PromptWriter, kept_parts, question_of
+
+
+@pytest.fixture
+def files(tmp_path):
+    folder = tmp_path / "scrolls"
+    write_lines(folder / "contract_nli.dev.jsonl", contract("valid", 5))
+    write_lines(folder / "contract_nli.train.jsonl", contract("train", 3))
+    meeting = {"task": "qmsum", "split": "val", "doc_id": "m", "document": "We met and met again. " * 30}
+    meeting["items"] = [{"id": "m_0", "question": "What?", "choices": None, "answers": ["A talk.", "We met and met."]}]
+    write_lines(folder / "qmsum.jsonl", [meeting])
+    # what lies beside is no example
+    write_lines(folder / "MANIFEST.jsonl", [{"file": "x", "items": 3}])
+    return folder
+
+
+def test_local_files_folders_and_archives(files, tmp_path):
+    found = load_examples("contract_nli", str(files))
+    assert (found.split, len(found.items)) == ("valid", 10)
+    assert found.items[0].answers == ("Entailment",)
+    assert found.items[0].choices == ("Entailment", "Contradiction", "Not mentioned")
+    assert load_examples("contract_nli", str(files / "contract_nli.dev.jsonl")).digest == found.digest
+    assert load_examples("contract_nli", str(files), "train").digest != found.digest
+    with tarfile.open(tmp_path / "scrolls.tar.xz", "w:xz") as archive:
+        archive.add(files, "scrolls")
+    for place in ("scrolls.tar.xz", "scrolls.tar.xz/scrolls"):
+        assert load_examples("contract_nli", str(tmp_path / place)).digest == found.digest
+    assert load_examples("qmsum", str(files)).items[0].answers == ("A talk.", "We met and met.")
+
+
+def test_the_usual_places(files, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("EQUITAPE_DATA", str(tmp_path))
+    assert len(load_examples("contract_nli").items) == 10
+    monkeypatch.delenv("EQUITAPE_DATA")
+    (tmp_path / "data").mkdir()
+    files.rename(tmp_path / "data/scrolls")
+    assert load_examples("contract_nli").source == "data/scrolls"
+
+
+def test_missing_data_says_where_it_looked(files, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("EQUITAPE_DATA", raising=False)
+    with pytest.raises(
+        ValueError, match=r"missing. Looked for .jsonl files of it in data/scrolls, data/scrolls.tar.xz"
+    ) as error:
+        load_examples("qasper")
+    for words in ("qasper.zip of the official data set 'tau/scrolls'", "data=PATH", "be downloaded"):
+        assert words in str(error.value)
+    with pytest.raises(ValueError, match="holds nothing of it"):
+        load_examples("qasper", str(files))
+    with pytest.raises(ValueError, match="no split 'test' of it, only valid, train"):
+        load_examples("contract_nli", str(files), "test")
+    with pytest.raises(ValueError, match="There is no file or folder"):
+        load_examples("contract_nli", "nowhere")
+    with pytest.raises(ValueError, match="There is no split 'dev'"):
+        load_examples("contract_nli", str(files), "dev")
+
+
+def test_damaged_files(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text("{]\n")
+    with pytest.raises(ValueError, match=r"Line 1 of .* is not JSON"):
+        load_examples("qasper", str(path))
+    write_lines(path, [{"task": "qasper", "split": "valid", "document": "x", "items": [{"id": 1}]}])
+    with pytest.raises(ValueError, match=r"not of the form that SCROLLS files have here.*'question'"):
+        load_examples("qasper", str(path))
+
+
+def test_the_official_form(tmp_path, monkeypatch):
+    """The archives that the authors publish, here from the disk."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda owner, file, repo_type: str(tmp_path / file))
+    rows = [
+        {"id": "1", "pid": "1_0", "input": "Who?\n\nA long text.\n\nWith parts.", "output": "He"},
+        {"id": "1", "pid": "1_1", "input": "Who?\n\nA long text.\n\nWith parts.", "output": "She"},
+        {"id": "2", "pid": "2_0", "input": "Why?\n\nAnother.", "output": "So"},
+    ]
+    with zipfile.ZipFile(tmp_path / "qasper.zip", "w") as archive:
+        archive.writestr("qasper/validation.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    found = load_examples("qasper")
+    assert found.split == "valid"
+    assert [(item.id, item.question, item.document, item.answers) for item in found.items] == [
+        ("1", "Who?", "A long text.\n\nWith parts.", ("He", "She")),
+        ("2", "Why?", "Another.", ("So",)),
+    ]
+    assert found.source == "hf:tau/scrolls/qasper.zip"
+    with pytest.raises(ValueError, match=r"is missing.*There is no item named 'qasper/test.jsonl'"):
+        load_examples("qasper", split="test")
+
+
+def test_official_choices_and_summaries():
+    item = make_official_item(
+        "quality", "1", "Why?\n\n (A) One  thing\n (B) Two\n (C) Three\n (D) Four\n\n\nText.", ["Two"]
+    )
+    assert (item.question, item.choices, item.document) == ("Why?", ("One thing", "Two", "Three", "Four"), "Text.")
+    assert make_official_item("gov_report", "1", "Part one.\n\nPart two.", ["x"]).document == "Part one.\n\nPart two."
+    assert make_official_item("contract_nli", "1", "Claim.\n\nText.", ["Entailment"]).choices[2] == "Not mentioned"
+
+
+ITEM = Item(id="1", document="0123456789", question="Why?", choices=("One", "Two"), answers=("One",))
+
+
+def test_prompts_of_every_set():
+    assert set(DATASETS) >= {
+        "qasper",
+        "contract_nli",
+        "narrative_qa",
+        "quality",
+        "qmsum",
+        "summ_screen_fd",
+        "gov_report",
+    }
+    assert question_of("qasper", ITEM) == "\n\nQuestion: Why?\n (A) One\n (B) Two\nAnswer:"
+    assert question_of("contract_nli", ITEM) == "\n\nHypothesis: Why?\nConclusion:"
+    assert question_of("gov_report", ITEM).startswith("\n\nQuestion: What is a summary of the preceding text?")
+
+
+@pytest.mark.parametrize(
+    ("rule", "kept"), [("end", "01234"), ("start", "56789"), ("middle", "01289")], ids=["end", "start", "middle"]
+)
+def test_only_the_document_is_cut(rule, kept):
+    writer = PromptWriter("contract_nli", PieceTokenizer(byte_tokenizer()), rule)
+    question = question_of("contract_nli", ITEM)
+    prompt = writer.write(ITEM, 5 + len(question))
+    assert bytes(prompt.tokens).decode() == kept + question
+    assert (prompt.document_tokens, prompt.cut_tokens) == (10, 5)
+    whole = writer.write(ITEM, 500)
+    assert bytes(whole.tokens).decode() == ITEM.document + question
+    assert whole.cut_tokens == 0
+    with pytest.raises(ValueError, match="has no room for a document: the question '1' alone takes"):
+        writer.write(ITEM, 20)
+    with pytest.raises(ValueError, match=r"cannot be cut at 'ends'. Did you mean 'end'"):
+        kept_parts(10, 5, "ends")
+
+
+ANSWER = r"It is ([A-Z][a-z ]+) here"
+
+
+def test_answers_scores_and_what_was_cut(files, tmp_path):
+    reader = Reader(ANSWER, r" \1\nand more", context=1300)
+    task = build_evaluation("scrolls:contract_nli", {"data": str(files), "new_tokens": 20, "short": 64})
+    # a perplexity cannot be had of a reader: its documents are too short for it
+    task.options.__dict__["short"] = 10**6
+    report = evaluate(subject(reader), task, tmp_path / "out")
+    # documents of 1161, 1294, 1432, 1560 and 1693 letters with a question of 37
+    assert report["metrics"]["score"] == report["metrics"]["exact_match"] == 100
+    assert (report["metrics"]["prompts"], report["metrics"]["prompts_cut"]) == (10, 8)
+    assert {"score_cut", "score_uncut"} <= set(report["metrics"])
+    assert "8 of 10 prompts were longer than 1300 tokens with their answer, and lost the end" in report["notes"][0]
+    lengths = [length for _, length in reader.seen]
+    assert max(lengths) == 1300 - 20
+    # nothing is padded: what cannot be joined is asked apart
+    assert sum(rows for rows, _ in reader.seen) == 10
+    # the answer is in the beginning of every document
+    blind = build_evaluation("scrolls:contract_nli", {"data": str(files), "new_tokens": 20, "cut": "start"})
+    blind.options.__dict__["short"] = 10**6
+    report = evaluate(subject(Reader(ANSWER, r" \1\nand more", context=1300)), blind, tmp_path / "blind")
+    assert report["metrics"]["score"] == 20
+    assert (report["metrics"]["score_uncut"], report["metrics"]["score_cut"]) == (100, 0)
+    assert "lost the start" in report["notes"][0]
+
+
+def test_a_real_model_with_short_context_beside(files, tmp_path):
+    who = subject(our_model(max_position_embeddings=600))
+    task = build_evaluation("scrolls:contract_nli", {"data": str(files), "samples": 4, "new_tokens": 5, "short": 32})
+    report = evaluate(who, task, tmp_path / "out")
+    assert report["metrics"]["prompts"] == 4
+    assert report["metrics"]["prompts_cut"] == 4
+    assert report["short"]["perplexity_32"] > 1
+    assert (
+        "Short context is judged by the perplexity of the same documents in 64 windows of 32 tokens." in report["notes"]
+    )
+
+
+def test_rouge_is_scored_later_where_its_package_is(files, tmp_path, monkeypatch):
+    pytest.importorskip("rouge_score")
+    who = subject(our_model(max_position_embeddings=900), name="tape")
+    options = {"data": str(files), "new_tokens": 5, "short": 32}
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "rouge_score", None)
+        with pytest.raises(ValueError, match=r"needs the package rouge-score.*--no-score"):
+            evaluate(who, build_evaluation("scrolls:qmsum", options), tmp_path / "out")
+        assert not (tmp_path / "out").exists()
+        evaluate(who, build_evaluation("scrolls:qmsum", options), tmp_path / "out", score=False)
+        assert not (tmp_path / "out/report.json").exists()
+        with pytest.raises(ValueError, match="needs the package rouge-score"):
+            rescore(tmp_path / "out")
+    report = rescore(tmp_path / "out")
+    assert set(report["metrics"]) >= {"score", "rouge1", "rouge2", "rougeL", "rouge_geometric_mean"}
+    # answers written by hand: the better of two references counts
+    path = tmp_path / "out/results.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines[0]["record"]["answer"] = "we met and met"
+    write_lines(path, lines)
+    assert rescore(tmp_path / "out")["metrics"]["score"] == pytest.approx(100)
+
+
+def test_lengths_that_leave_no_room(files):
+    who = subject(our_model(max_position_embeddings=40))
+    with pytest.raises(ValueError, match="has no room for a document"):
+        build_evaluation("scrolls:contract_nli", {"data": str(files)}).prepare(who)
+    for options, message in (({"cut": "front"}, "cannot be cut at 'front'"), ({"samples": 0}, "samples is 0")):
+        with pytest.raises(ValueError, match=message):
+            build_evaluation("scrolls:contract_nli", options)
+
+
+def test_units_do_not_depend_on_the_tokenizers_pieces(files):
+    """Documents are tokenized alone, so a cut keeps whole tokens of the same document."""
+    tokenizer = bpe_tokenizer()
+    writer = PromptWriter("contract_nli", PieceTokenizer(tokenizer), "end")
+    item = load_examples("contract_nli", str(files)).items[0]
+    whole, short = writer.write(item, 10**6), writer.write(item, 100)
+    assert len(short.tokens) == 100
+    question = len(PieceTokenizer(tokenizer)(question_of("contract_nli", item)))
+    assert short.tokens[: 100 - question] == whole.tokens[: 100 - question]
+    assert short.tokens[-question:] == whole.tokens[-question:]
+
+
+def test_spread():
+    assert spread(list(range(10)), 4) == [0, 2, 5, 7]
+    assert spread([1, 2], 5) == spread([1, 2], None) == [1, 2]
