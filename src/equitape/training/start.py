@@ -1,0 +1,35 @@
+"""Training that goes on from a checkpoint instead of new weights."""
+
+from pathlib import Path
+from typing import Any
+
+from ..loading import is_adapter, load_model, model_folder
+from ..model import EquitapeConfig, EquitapeForCausalLM
+
+
+def start_config(start: str, longest: int) -> EquitapeConfig:
+    """The configuration of a checkpoint, in our words, for sequences of up to `longest` tokens."""
+    from transformers import AutoConfig
+
+    from ..adapt.families import translate_config
+
+    folder = model_folder(start)
+    if is_adapter(start):
+        raise ValueError(
+            f"{start!r} holds an adapter; save it as a whole model first, with equitape adapt BASE --adapter {start} "
+            f"--out FOLDER."
+        )
+    if not (Path(folder).expanduser() / "config.json").is_file():
+        raise ValueError(f"There is no checkpoint to start from at {start!r}; give the folder of a saved model or run.")
+    config = translate_config(AutoConfig.from_pretrained(folder))
+    config.max_position_embeddings = max(config.max_position_embeddings, longest)
+    return config
+
+
+def start_model(start: str, config: EquitapeConfig) -> EquitapeForCausalLM:
+    """The checkpoint itself in float32, all of it to be trained."""
+    model: Any = load_model(start, "float32")
+    model.config.max_position_embeddings = config.max_position_embeddings
+    # what an adaptation froze or would save apart is of no account any more
+    model.adaptation = None
+    return model.requires_grad_(True)
