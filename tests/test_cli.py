@@ -1,6 +1,7 @@
 """The command line, as a newcomer would type it."""
 
 import json
+import multiprocessing
 
 from typer.testing import CliRunner
 
@@ -26,7 +27,10 @@ def test_encodings_as_table_and_json():
     assert listed["tape"]["scaling"]["kind"] == "default"
 
 
-def test_demo_trains_compares_and_answers(tmp_path):
+def test_demo_trains_compares_and_answers(tmp_path, monkeypatch):
+    # processes that start as copies of this one start at once
+    fork = multiprocessing.get_context("fork")
+    monkeypatch.setattr("equitape.training.parallel.get_context", lambda _: fork)
     result = runner.invoke(app, ["demo", "--steps", "2", "--out", str(tmp_path)])
     assert result.exit_code == 0, result.output
     for part in ("nope", "rope", "tape", "parameters", "exact", "demonstration", " + "):
