@@ -120,8 +120,8 @@ class AlignedLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         missing = -self.out_features % 8
-        half = self.weight.itemsize == 2 or torch.is_autocast_enabled(x.device.type)
-        if not (missing and x.is_cuda and half):
+        half = x.is_cuda and (self.weight.itemsize == 2 or torch.is_autocast_enabled("cuda"))
+        if not (missing and half):
             return super().forward(x)
         padded = nn.functional.pad(self.weight, (0, 0, 0, missing))
         return nn.functional.linear(x, padded)[..., : self.out_features]
