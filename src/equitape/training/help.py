@@ -8,7 +8,7 @@ from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from ..settings import Settings
-from .recipe import Recipe
+from .recipe import Recipe, available_recipes
 
 
 def describe_fields(cls: type[Settings]) -> dict[str, str]:
@@ -45,7 +45,8 @@ def recipe_help() -> str:
     """A paragraph a field, as the help of a command shows it."""
     # no square brackets, which would be read as a style
     lines = [f"{name}{f' = {default}' if default else ''}: {words}" for name, default, words in list_fields()]
-    return "\n\n".join(["Fields of a recipe, each with its default, to set with key=value:", *lines])
+    shipped = f"Recipes that come with equitape: {', '.join(available_recipes())}."
+    return "\n\n".join([shipped, "Fields of a recipe, each with its default, to set with key=value:", *lines])
 
 
 def _alternatives(kind: Any) -> tuple[Any, ...]:

@@ -55,13 +55,14 @@ class StepLog:
             return []
         steps, rates, losses, norms, tokens = zip(*self._steps, strict=True)
         self._steps.clear()
-        device = losses[0].device
-        # float64 keeps the bits of a float32 loss, and token counts exact
+        # other processes are reached on the device; not every device has float64
+        device = losses[0].device if self.num_processes > 1 else torch.device("cpu")
+        # which keeps the bits of a float32 loss, and token counts exact
         table = torch.stack(
             [
-                torch.stack(losses).double() / self.num_processes,
+                torch.stack(losses).to(device).double() / self.num_processes,
                 torch.stack([torch.as_tensor(count, device=device) for count in tokens]).double(),
-                torch.stack(norms).double().to(device) / self.num_processes,
+                torch.stack(norms).to(device).double() / self.num_processes,
             ]
         )
         if self.num_processes > 1:

@@ -1,0 +1,44 @@
+"""A run on a GPU."""
+
+import pytest
+import torch
+from tiny import losses, run
+
+from equitape.training import checkpoints
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+def test_bfloat16_run_and_resume(tmp_path):
+    result = run(tmp_path, dropout=0.0, log_every=6)
+    assert (result.status, result.steps) == ("done", 24)
+    assert result.peak_mib > 0
+    first = losses(tmp_path)
+    checkpoints.remove(tmp_path / "checkpoints" / "checkpoint-24")
+    assert run(tmp_path, dropout=0.0, log_every=6, resume=True).steps == 24
+    # sums on a GPU may be made in another order
+    assert losses(tmp_path) == pytest.approx(first, rel=1e-2)
+
+
+def test_half_precision_and_full_agree(tmp_path):
+    run(tmp_path / "half", dropout=0.0, steps=5)
+    run(tmp_path / "full", dropout=0.0, steps=5, precision="fp32")
+    assert losses(tmp_path / "half") == pytest.approx(losses(tmp_path / "full"), rel=0.02)
+
+
+def test_losses_are_read_only_when_asked(tmp_path, monkeypatch):
+    """Reading a number from the device waits for it; between two readings `fit` must not."""
+    from equitape.training.log import StepLog
+
+    end_step, flush = StepLog.end_step, StepLog.flush
+    reads = []
+    monkeypatch.setattr(torch.Tensor, "item", lambda self: reads.append("item") or float(self.tolist()))
+    monkeypatch.setattr(StepLog, "end_step", lambda self, *args: (reads.append("step"), end_step(self, *args))[1])
+    monkeypatch.setattr(StepLog, "flush", lambda self: (reads.append("flush"), flush(self))[1])
+    run(tmp_path, dropout=0.0, steps=20, log_every=10, save_every=100)
+    between = reads[reads.index("flush") + 1 :]
+    between = between[: between.index("flush")]
+    assert between == ["step"] * 10
