@@ -1,6 +1,7 @@
 """`equitape eval` as it is typed: what it takes, what it refuses."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from typer.testing import CliRunner
 
 import equitape
 from equitape.cli import app
+from equitape.evaluation import EVALUATIONS, available_evaluations
 from gguf_files import write_gguf
 
 runner = CliRunner()
@@ -180,3 +182,12 @@ def test_settings_that_changed_are_refused(ours, base, tmp_path):
 def test_all_tasks_are_prepared_before_the_first_runs(ours, tmp_path):
     invoke(ours, *PASSKEY, "--task", "perplexity", "data=nowhere.txt", "--out", tmp_path / "out", code=2)
     assert not (tmp_path / "out").exists()
+
+
+def test_every_task_and_option_is_documented():
+    page = (Path(__file__).parents[2] / "docs/evaluation.md").read_text()
+    for name in available_evaluations():
+        part = page[page.index(f"\n## {name}\n") :].split("\n## ")[1]
+        for option in EVALUATIONS[name].options_class.__dataclass_fields__:
+            assert f"| `{option}` |" in part, f"docs/evaluation.md says nothing of {name}'s {option}"
+        assert EVALUATIONS[name].idea

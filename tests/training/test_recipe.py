@@ -8,6 +8,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from cases import build
 from equitape.cli import app
 from equitape.settings import Settings
 from equitape.training.help import list_fields, recipe_help
@@ -38,6 +39,13 @@ SHIPPED = {
     "ablation-equivariance",
     "ablation-mixer-size",
     "ablation-layers",
+    "scrolls-contract-nli",
+    "scrolls-gov-report",
+    "scrolls-narrative-qa",
+    "scrolls-qasper",
+    "scrolls-qmsum",
+    "scrolls-quality",
+    "scrolls-summ-screen",
 }
 SMALL = {
     "task": {"name": "addition", "trained_digits": 1, "tested_digits": 2, "samples": 2},
@@ -66,6 +74,17 @@ def books(tmp_path_factory):
     return folder
 
 
+def scrolls_arguments(dataset, folder):
+    """Data and a checkpoint, which recipes for fine-tuning leave to their users."""
+    for split in ("train", "valid"):
+        items = [{"id": "1", "question": "Why?", "choices": None, "answers": ["So."]}]
+        row = {"task": dataset, "split": split, "doc_id": "1", "document": "A long story. " * 200, "items": items}
+        (folder / f"{split}.jsonl").write_text(json.dumps(row) + "\n")
+    build("tape", vocab_size=258, num_hidden_layers=2).save_pretrained(folder / "start")
+    checkpoint = f"encodings=[{{start: {folder / 'start'}, label: base}}]"
+    return [checkpoint, "task.tokenizer=bytes", *(f"task.{name}={folder / name}.jsonl" for name in ("train", "valid"))]
+
+
 def test_the_shipped_recipes_are_these():
     assert set(available_recipes()) == SHIPPED
 
@@ -79,6 +98,8 @@ def test_every_shipped_recipe_dry_runs(name, books, tmp_path):
     if recipe.task["name"] == "text":
         command += [f"task.train={books / 'train.txt'}", f"task.valid={books / 'valid.txt'}"]
         command += ["task.tokenizer=bytes", f"task.cache={tmp_path}"]
+    if recipe.task["name"] == "scrolls":
+        command += scrolls_arguments(recipe.task["dataset"], tmp_path)
     result = runner.invoke(app, command)
     assert result.exit_code == 0, result.output
     for choice in recipe.choices:

@@ -28,7 +28,7 @@ class Dataset:
 SUMMARY = "What is a summary of the preceding text?"
 DATASETS = {
     "qasper": Dataset(metric="f1", new_tokens=64),
-    "contract_nli": Dataset(metric="exact_match", new_tokens=8, question="Hypothesis", answer="Conclusion"),
+    "contract_nli": Dataset(metric="exact_match", new_tokens=16, question="Hypothesis", answer="Conclusion"),
     "narrative_qa": Dataset(metric="f1", new_tokens=64),
     "quality": Dataset(metric="exact_match", new_tokens=64),
     "qmsum": Dataset(metric="rouge", new_tokens=256),

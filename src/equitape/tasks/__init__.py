@@ -17,6 +17,7 @@ for _name, _place in {
     "s5": "groups:S5",
     "a5": "groups:A5",
     "text": "text:Text",
+    "scrolls": "scrolls:Scrolls",
 }.items():
     TASKS.register(_name, f"{__name__}.{_place}")
 

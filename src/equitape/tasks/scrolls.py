@@ -1,0 +1,226 @@
+"""Questions about long documents in the manner of SCROLLS, to fine-tune on: document, question, answer, end mark.
+
+Prompts, cutting and scores are those of `equitape eval --task scrolls:NAME`. Only the answer and the end mark have
+labels.
+"""
+
+import logging
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from ..data.tokenizers import load_tokenizer
+from ..data.tokens import special_tokens
+from ..evaluation.base import Unit
+from ..evaluation.generate import batches_of, write_answers
+from ..evaluation.metrics import require_rouge
+from ..evaluation.prompts import PieceTokenizer
+from ..evaluation.scrolls import score_answers, spread
+from ..evaluation.scrolls_data import Item, load_examples
+from ..evaluation.scrolls_prompts import DATASETS, RULES, PromptWriter, kept_parts, question_of
+from ..evaluation.subject import Subject
+from ..registry import describe_choices
+from ..settings import Settings
+from .base import ENDLESS, IGNORED, Evaluation, Task
+from .sizes import require_positive, scale_samples
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScrollsTaskOptions(Settings):
+    """Options of fine-tuning on SCROLLS."""
+
+    dataset: str = ""
+    """qasper, contract_nli, narrative_qa, quality, qmsum, summ_screen_fd, gov_report or squality."""
+    train: str | None = None
+    """File, folder or archive with its training split; data/scrolls, then the official data set when left out."""
+    valid: str | None = None
+    """The same for its validation split."""
+    tokenizer: str = "bytes"
+    """"bytes", or the folder of the tokenizer the starting checkpoint was trained with."""
+    length: int = 1024
+    """Most tokens of an example, answer and end mark included; longer documents are cut."""
+    cut: str = "end"
+    """What longer documents lose: their "end" (as in SCROLLS), "middle" or "start"."""
+    samples: int = 100
+    """Questions asked in a full evaluation, spread evenly over all."""
+
+    def __post_init__(self) -> None:
+        for name in ("length", "samples"):
+            require_positive(name, getattr(self, name))
+        if self.cut not in RULES:
+            raise ValueError(
+                f"Task 'scrolls': documents cannot be cut at {self.cut!r}.{describe_choices(self.cut, RULES)}"
+            )
+
+
+Row = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Tokens of a document, of a question about it, and of an answer with its end mark."""
+
+
+class QuestionExamples(Dataset[dict[str, Tensor]]):
+    """Every question with each of its answers, in an order of its own in every epoch. Numbers go on without end."""
+
+    def __init__(self, rows: list[Row], beginning: list[int], length: int, rule: str, seed: int):
+        """beginning: the tokens before every document; length: of an example; rule: what longer documents lose."""
+        self.rows = rows
+        self.beginning = np.array(beginning, np.int64)
+        self.length = length
+        self.rule = rule
+        self.seed = seed
+        self._epoch = -1
+        self._order = torch.empty(0, dtype=torch.long)
+
+    def __len__(self) -> int:
+        return ENDLESS
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        epoch, place = divmod(index, len(self.rows))
+        if epoch != self._epoch:
+            # a large odd multiplier keeps the seeds of neighbouring runs apart
+            generator = torch.Generator().manual_seed((self.seed * 1_000_003 + epoch) % 2**63)
+            self._order, self._epoch = torch.randperm(len(self.rows), generator=generator), epoch
+        document, question, answer = self.rows[int(self._order[place])]
+        room = self.length - len(self.beginning) - len(question) - len(answer)
+        kept = [document[part] for part in kept_parts(len(document), room, self.rule)]
+        tokens = torch.from_numpy(np.concatenate((self.beginning, *kept, question, answer)))
+        labels = tokens.clone()
+        labels[: len(tokens) - len(answer)] = IGNORED
+        return {"input_ids": tokens, "labels": labels}
+
+
+class Scrolls(Task):
+    """Answer questions about long documents."""
+
+    name = "scrolls"
+    idea = "fine-tuning on questions about long documents (SCROLLS), from a checkpoint"
+    options_class = ScrollsTaskOptions
+    options: ScrollsTaskOptions
+    headline = "score"
+
+    def __init__(self, options: ScrollsTaskOptions):
+        super().__init__(options)
+        if options.dataset not in DATASETS:
+            raise ValueError(
+                f"Task 'scrolls': there is no set {options.dataset!r}.{describe_choices(options.dataset, DATASETS)}"
+            )
+        self.tokenizer = load_tokenizer(options.tokenizer)
+        self.vocab_size = len(self.tokenizer)
+        self.pad_token_id = special_tokens(self.tokenizer)["pad_id"]
+        self.bos_token_id = self.tokenizer.bos_token_id
+        self.eos_token_id = self.tokenizer.eos_token_id
+        if self.eos_token_id is None:
+            raise ValueError(
+                f"Task 'scrolls': the tokenizer in {options.tokenizer!r} has no mark for the end of answers."
+            )
+        self.train_items = load_examples(options.dataset, options.train, "train").items
+        self.valid_items = load_examples(options.dataset, options.valid, "valid").items
+        self._check_room()
+
+    @property
+    def trained_length(self) -> int:
+        return self.options.length
+
+    @property
+    def tested_length(self) -> int:
+        return self.options.length
+
+    @property
+    def answer_tokens(self) -> int:
+        """Most tokens of an answer: what suits the set, and never more than half of the length."""
+        return min(DATASETS[self.options.dataset].new_tokens, self.options.length // 2)
+
+    def _check_room(self) -> None:
+        """The length must hold every question, its longest answer, and something of a document."""
+        encode = PieceTokenizer(self.tokenizer)
+        questions = [question_of(self.options.dataset, item) for item in (*self.train_items, *self.valid_items)]
+        longest = max(len(tokens) for tokens in encode.all(list(dict.fromkeys(questions))))
+        needed = longest + len(encode.beginning) + self.answer_tokens + 1
+        if needed > self.options.length:
+            raise ValueError(
+                f"Task 'scrolls': a length of {self.options.length} has no room for a document beside the longest "
+                f"question, {longest} tokens, and an answer; it must be more than {needed}."
+            )
+
+    def training_set(self, seed: int) -> QuestionExamples:
+        encode = PieceTokenizer(self.tokenizer)
+        beginning = encode.beginning
+        texts = list(dict.fromkeys(item.document for item in self.train_items))
+        documents = {text: np.array(tokens, np.int64) for text, tokens in zip(texts, encode.all(texts), strict=True)}
+        rows, short, cut_answers = [], 0, 0
+        for item in self.train_items:
+            document = documents[item.document]
+            question = np.array(encode(question_of(self.options.dataset, item)), np.int64)
+            for answer in encode.all([f" {answer.strip()}" for answer in item.answers]):
+                cut_answers += len(answer) >= self.answer_tokens
+                ended = np.array([*answer[: self.answer_tokens - 1], self.eos_token_id], np.int64)
+                short += len(beginning) + len(document) + len(question) + len(ended) <= self.options.length
+                rows.append((document, question, ended))
+        logger.info(
+            "Training questions: %d, of which %d lose the %s of their documents and %d the end of their answers.",
+            len(rows),
+            len(rows) - short,
+            self.options.cut,
+            cut_answers,
+        )
+        return QuestionExamples(rows, beginning, self.options.length, self.options.cut, seed)
+
+    def evaluate(self, model: Any, seed: int, budget: float = 1.0) -> Evaluation:
+        """The score of SCROLLS in per cent, and the loss of the reference answers in nats per token."""
+        subject = Subject(model=model, tokenizer=self.tokenizer, name="trained")
+        writer = PromptWriter(self.options.dataset, PieceTokenizer(self.tokenizer), self.options.cut)
+        items = spread(self.valid_items, scale_samples(self.options.samples, budget))
+        limit = self.options.length - self.answer_tokens
+        prompts = [writer.write(item, limit) for item in items]
+        units = [
+            Unit(key=str(number), length=len(prompt.tokens) + self.answer_tokens, content=number)
+            for number, prompt in enumerate(prompts)
+        ]
+        answers = [""] * len(items)
+        one_line = not DATASETS[self.options.dataset].lines
+        for batch in batches_of(units, subject.batch_tokens, subject.mixes_lengths):
+            written = write_answers(
+                subject, [prompts[unit.content].tokens for unit in batch], self.answer_tokens, one_line
+            )
+            for unit, text in zip(batch, written, strict=True):
+                answers[unit.content] = text.strip()
+        records = [
+            {"answer": answer, "references": list(item.answers)} for answer, item in zip(answers, items, strict=True)
+        ]
+        return Evaluation(
+            metrics={
+                **self._score(records),
+                "answer_loss": self._answer_loss(subject, items, [prompt.tokens for prompt in prompts]),
+                "documents_cut": 100 * sum(prompt.cut_tokens > 0 for prompt in prompts) / len(prompts),
+            }
+        )
+
+    def _score(self, records: list[dict[str, Any]]) -> dict[str, float]:
+        try:
+            if DATASETS[self.options.dataset].metric == "rouge":
+                require_rouge()
+        except ValueError as error:
+            # a run of hours must not end without its weights for want of a package
+            logger.warning("The answers were not scored: %s", error)
+            return {"score": math.nan}
+        return score_answers(self.options.dataset, records)
+
+    @torch.no_grad()
+    def _answer_loss(self, subject: Subject, items: list[Item], prompts: list[list[int]]) -> float:
+        """Of the first reference of every question, end mark included."""
+        encode = PieceTokenizer(self.tokenizer)
+        total, count = 0.0, 0
+        for item, prompt in zip(items, prompts, strict=True):
+            answer = [*encode(f" {item.answers[0].strip()}")[: self.answer_tokens - 1], self.eos_token_id]
+            tokens = torch.tensor([*prompt, *answer[:-1]], device=subject.device)[None]
+            logits = subject.model(input_ids=tokens, use_cache=False, logits_to_keep=len(answer)).logits[0]
+            wanted = torch.tensor(answer, device=subject.device)
+            total += float(torch.nn.functional.cross_entropy(logits.float(), wanted, reduction="sum"))
+            count += len(answer)
+        return total / count
