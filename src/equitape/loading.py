@@ -107,7 +107,8 @@ def load_tokenizer_of(name: str, base: str | None = None, given: str | None = No
 def choose_device(given: str | None = None) -> torch.device:
     """The device asked for, which must be there; the accelerator or the CPU when left out."""
     if given is None:
-        return torch.accelerator.current_accelerator() or torch.device("cpu")
+        found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        return found or torch.device("cpu")
     try:
         device = torch.device(given)
         torch.empty(1, device=device)

@@ -109,8 +109,12 @@ class Harness(EvaluationTask):
                 "Metrics are named and scaled as the harness does; the first one stands for all under 'score'.",
             ],
             metrics={"score": first, **metrics},
-            short=dict(metrics),
-            notes=["The tasks of the harness are short-context tasks unless their names say otherwise."],
+            short={"score": first},
+            notes=[
+                "The tasks of the harness are short-context tasks unless their names say otherwise.",
+                f"The harness cuts the beginning of requests longer than {self.options.max_length or 'the context'} "
+                f"{'tokens ' if self.options.max_length else ''}and counts none of them; its log warns.",
+            ],
         )
 
 

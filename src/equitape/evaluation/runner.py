@@ -4,6 +4,7 @@ The folder of an evaluation holds
 
     settings.json    what decides the results; a run with other settings is refused here
     results.jsonl    one line a unit, written as it is done
+    cost.json        time, tokens and memory so far, and where it ran
     report.json      figures, protocol, notes, environment
     report.md        the same to read
     *.png            heat maps and curves
