@@ -61,13 +61,25 @@ def draw_grids(reports: dict[str, dict[str, Any]], title: str) -> Plot:
             axes.spines[:].set_visible(False)
             if len(grid["columns"]) <= MOST_NUMBERS:
                 write_numbers(axes, values)
+            mark_context(axes, grid["columns"], reports[name]["model"]["context"])
             panels.append(axes)
             told.append(f"{name} {average:.1f}")
         figure.supxlabel(first["column_label"], fontsize="small")
         figure.supylabel(first["row_label"], fontsize="small")
         figure.colorbar(image, ax=panels, shrink=0.8, aspect=18)
-        alt = f"Heat maps of {title} by {first['row_label']} and {first['column_label']}. Means: {'; '.join(told)}."
+        alt = (
+            f"Heat maps of {title} by {first['row_label']} and {first['column_label']}, a line where a model's "
+            f"context ends. Means: {'; '.join(told)}."
+        )
         return finish(figure, file_name("map", title), title, alt)
+
+
+def mark_context(axes: Any, columns: list[str], context: int | None) -> None:
+    """A line between the lengths that a model is meant for and those beyond."""
+    inside = sum(int(column) <= context for column in columns) if context is not None else 0
+    if 0 < inside < len(columns):
+        for colour, width in (("black", 3.0), ("white", 1.4)):
+            axes.axvline(inside - 0.5, color=colour, linewidth=width)
 
 
 def write_numbers(axes: Any, values: list[list[float]]) -> None:
