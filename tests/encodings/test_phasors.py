@@ -39,6 +39,7 @@ def test_turn_has_the_gradients_of_multiply(groups, batch):
     slopes = [torch.randn_like(each) for each in turned]
     expected = torch.autograd.grad(expected, inputs, slopes)
     for found, wanted in zip(torch.autograd.grad(turned, inputs, slopes), expected, strict=True):
+        # float64, and divided by the field once more
         assert torch.allclose(found, wanted, rtol=1e-12, atol=1e-12)
 
 
@@ -87,4 +88,5 @@ def test_a_wider_field_leaves_queries_and_keys_in_their_dtype():
     exact = [each.detach().double().requires_grad_() for each in (*rounded, field)]
     expected = torch.autograd.grad(plain_turn(*exact), exact, [each.double() for each in slopes])
     for each, wanted in zip(found, expected, strict=True):
+        # bfloat16 rounds to 2^-9, twice on the way
         assert (each.double() - wanted).norm() <= 1e-2 * wanted.norm()

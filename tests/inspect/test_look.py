@@ -7,13 +7,16 @@ import torch
 from cases import CASES, build, draw_tokens
 from equitape.inspect import look_inside, visit_layers
 
+# what is shown is kept in float32, whatever the model computes in; sums over a text round more than once
+ROUNDING = 1e-6
+
 
 def test_without_pooling_maps_are_the_attention_itself():
     model, tokens = build("tape"), draw_tokens(1, 14)
     seen = look_inside(model, tokens)
     records = []
     visit_layers(model, tokens, lambda index, record: records.append(record))
-    assert np.allclose(seen.attention, torch.stack([record.attention for record in records]), atol=1e-6)
+    assert np.allclose(seen.attention, torch.stack([record.attention for record in records]), atol=ROUNDING)
     assert seen.notes() == []
     assert seen.cells.bounds == [(index, index) for index in range(14)]
 
@@ -25,20 +28,20 @@ def test_pooled_attention_keeps_all_of_it(length, cells):
     seen, full = look_inside(model, tokens, max_cells=cells), look_inside(model, tokens)
     assert len(seen.cells.bounds) <= cells
     assert seen.cells.bounds[-1][1] == length - 1
-    assert np.allclose(seen.attention.sum(-1), 1, atol=1e-5)
+    assert np.allclose(seen.attention.sum(-1), 1, atol=10 * ROUNDING)
     for row, (first, last) in enumerate(seen.cells.bounds):
         for column, (start, end) in enumerate(seen.cells.bounds):
             block = full.attention[:, :, first : last + 1, start : end + 1]
-            assert np.allclose(seen.attention[:, :, row, column], block.sum(-1).mean(-1), atol=1e-6)
+            assert np.allclose(seen.attention[:, :, row, column], block.sum(-1).mean(-1), atol=ROUNDING)
             product = full.products[:, first : last + 1, start : end + 1].mean((1, 2))
-            assert np.allclose(seen.products[:, row, column], product, atol=1e-5)
+            assert np.allclose(seen.products[:, row, column], product, atol=10 * ROUNDING)
     assert f"{length} tokens as" in " ".join(seen.notes())
 
 
 def test_a_window_shows_its_tokens_while_the_model_reads_all():
     model, tokens = build("tape"), draw_tokens(1, 20)
     full, part = look_inside(model, tokens), look_inside(model, tokens, show=(6, 15))
-    assert np.allclose(part.attention, full.attention[:, :, 6:15, 6:15], atol=1e-6)
+    assert np.allclose(part.attention, full.attention[:, :, 6:15, 6:15], atol=ROUNDING)
     assert np.allclose(part.norms, full.norms[:, :, 6:15])
     assert part.samples == list(range(6, 15))
     assert "tokens 6 to 14 of the 20" in part.notes()[0]
@@ -72,7 +75,7 @@ def test_tape_at_its_start_shows_no_change():
 def test_every_encoding_can_be_looked_at(case):
     model = build(case, dtype=torch.float32)
     seen = look_inside(model, draw_tokens(1, 9))
-    assert np.allclose(seen.attention.sum(-1), 1, atol=1e-5)
+    assert np.allclose(seen.attention.sum(-1), 1, atol=10 * ROUNDING)
     encoding = model.model.encoding
     assert (seen.norms is not None) == encoding.has_field
     assert (seen.products is not None) == (encoding.has_field or encoding.kind == "tensor_tape")

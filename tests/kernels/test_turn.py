@@ -47,6 +47,7 @@ def test_plain_gradients_are_those_of_autograd(shape):
     expected = torch.autograd.grad(turned, before, (query_slope, key_slope))
     found = reference.turn_gradients(query_slope, key_slope, query, key, field)
     for each, wanted in zip(found, expected, strict=True):
+        # float64 divided by a field that may come near to nothing, and multiplied again
         assert torch.allclose(each, wanted, rtol=1e-10, atol=1e-10)
 
 
@@ -83,6 +84,7 @@ def test_strided_operands(device):
     widened = torch.cat((torch.randn_like(field), field), dim=-1)[..., field.shape[-1] :]
     found = turn_gradients(query_slope.contiguous(), key_slope.contiguous(), query.contiguous(), key, widened)
     for each, wanted in zip(found, expected, strict=True):
+        # float32, summed in another order
         assert torch.allclose(each, wanted, rtol=1e-5, atol=1e-5)
     assert found[0].transpose(1, 2).is_contiguous()
 
@@ -102,4 +104,5 @@ def test_turn_trains_through_the_fused_gradients(device):
     query, key, field = inputs
     expected = torch.autograd.grad((multiply(query, field), multiply(key, field)), inputs, slopes)
     for found, wanted in zip(torch.autograd.grad(turn(*inputs), inputs, slopes), expected, strict=True):
+        # float32 divided by a field that may come near to nothing
         assert torch.allclose(found, wanted, rtol=1e-4, atol=1e-4)

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
+from ..training.files import flush_to_disk
+
 
 @contextmanager
 def written_aside(directory: Path | str) -> Iterator[Path]:
@@ -23,21 +25,13 @@ def written_aside(directory: Path | str) -> Iterator[Path]:
         yield aside
         files = sorted(aside.iterdir(), key=lambda file: (file.suffix == ".json", file.name))
         for file in files:
-            _flush_to_disk(file)
+            flush_to_disk(file)
         target.mkdir(exist_ok=True)
         for file in files:
             os.replace(file, target / file.name)
-        _flush_to_disk(target)
+        flush_to_disk(target)
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise OSError(f"{str(directory)!r} cannot be written ({reason}); nothing there was changed.") from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-
-
-def _flush_to_disk(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -13,6 +13,8 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+from .files import flush_to_disk
+
 SAVING = "saving"
 CHECKPOINTS = "checkpoints"
 MANIFEST = "manifest.json"
@@ -27,14 +29,14 @@ def publish(partial: Path, run_dir: Path, progress: dict[str, Any], keep: int) -
     listed = {str(path.relative_to(partial)): [path.stat().st_size, _checksum(path)] for path in files}
     (partial / MANIFEST).write_text(json.dumps({"progress": progress, "files": listed}))
     for path in [*files, partial / MANIFEST]:
-        _flush_to_disk(path)
+        flush_to_disk(path)
     target = run_dir / CHECKPOINTS / partial.name
     target.parent.mkdir(exist_ok=True)
     if target.exists():
         # left by a run that found it damaged
         shutil.rmtree(target)
     os.replace(partial, target)
-    _flush_to_disk(target.parent)
+    flush_to_disk(target.parent)
     for old in _by_step(run_dir)[:-keep]:
         remove(old)
     return target
@@ -90,11 +92,3 @@ def _checksum(path: Path) -> int:
         while block := file.read(1 << 22):
             total = zlib.crc32(block, total)
     return total
-
-
-def _flush_to_disk(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -1,4 +1,4 @@
-"""Small files that are either whole or not there."""
+"""Files that are either whole or not there."""
 
 import json
 import math
@@ -29,3 +29,12 @@ def plain(content: Any) -> Any:
     if isinstance(content, float) and not math.isfinite(content):
         return None
     return content
+
+
+def flush_to_disk(path: Path) -> None:
+    """Wait until a file, or the list of a folder, is on the disk and would outlive a loss of power."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
