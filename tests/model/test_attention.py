@@ -5,6 +5,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from cases import build, draw_tokens, gap
+from equitape.model import attention
 
 
 def operators(run):
@@ -44,3 +45,20 @@ def test_dropped_weights_are_the_same_for_token_and_field():
     token_sums = sums[0].unflatten(-1, (model.config.num_attention_heads, -1)).transpose(1, 2)
     assert gap(token_sums, fields[0]) < 1e-12
     assert token_sums.std() > 0.1
+
+
+@pytest.mark.parametrize(("side", "masked"), [("right", False), ("left", True), ("none", False)])
+def test_padding_behind_the_tokens_needs_no_dense_mask(side, masked, monkeypatch):
+    """The commonest batches of all keep the fast path; tests/contract shows that their logits stay the same."""
+    model = build("tape", attn_implementation="sdpa")
+    tokens = draw_tokens(2, 12)
+    mask = torch.ones_like(tokens)
+    if side != "none":
+        mask[1, slice(8, None) if side == "right" else slice(None, 4)] = 0
+    seen = []
+    monkeypatch.setattr(
+        attention, "attend", lambda *args, real=attention.attend: seen.append(args[6].mask) or real(*args)
+    )
+    model(tokens, attention_mask=mask, use_cache=False)
+    assert len(seen) == model.config.num_hidden_layers
+    assert all((mask is not None) == masked for mask in seen)

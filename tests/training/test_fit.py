@@ -19,10 +19,10 @@ from tiny import losses, numbered, read_lines, run, run_and_die, settings, small
 from equitape import EquitapeForCausalLM
 from equitape.tasks.base import pad_right
 from equitape.training import checkpoints
-from equitape.training.fit import count_steps, fit
+from equitape.training.fit import Collate, count_steps, fit
 from equitape.training.log import StepLog, read_log, thin, truncate_log
 from equitape.training.settings import TrainSettings
-from equitape.training.trainer import learning_rate_share
+from equitape.training.trainer import ROW_TOKENS, learning_rate_share
 
 EVERYTHING = {"eval_every": 7, "accumulation": 2}
 
@@ -203,6 +203,17 @@ def test_losses_are_those_of_a_bare_loop(changes, tmp_path):
     """Micro-batches hold different numbers of labels, so that the mean of their means would be another loss."""
     run(tmp_path, dropout=0.0, steps=10, **changes)
     assert losses(tmp_path) == pytest.approx(bare_loop(10, 8), rel=2e-5)
+
+
+def test_a_batch_has_a_mask_only_where_causality_does_not_hide_the_padding():
+    def collate(mask):
+        batch = {"input_ids": torch.zeros(2, 4).long(), "labels": torch.ones(2, 4).long(), "attention_mask": mask}
+        return Collate(lambda examples: batch)([])
+
+    right, left = (torch.tensor(mask) for mask in ([[1, 1, 1, 1], [1, 1, 0, 0]], [[1, 1, 1, 1], [0, 0, 1, 1]]))
+    assert "attention_mask" not in collate(right)
+    assert collate(left)["attention_mask"].equal(left)
+    assert collate(right)[ROW_TOKENS].tolist() == collate(left)[ROW_TOKENS].tolist() == [4, 2]
 
 
 def test_number_of_workers_changes_nothing(whole, tmp_path):

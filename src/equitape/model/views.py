@@ -192,8 +192,8 @@ def _build_mask(
         )
     batch, num_tokens = x.shape[:2]
     padding = positions.valid if positions.segments is None else None
-    # a mask of ones is the commonest mask of all; transformers, too, looks before it builds a dense one
-    if padding is not None and may_read() and bool(padding.all()):
+    # padding behind the tokens is hidden from them by causality: neither it nor a mask of ones needs a dense mask
+    if padding is not None and may_read() and bool((padding[:, :-1] | ~padding[:, 1:]).all()):
         padding = None
     windowed = window is not None and num_tokens > window
     plain = padding is None and positions.segments is None and not windowed and groups is None

@@ -21,7 +21,7 @@ from .bars import without_bars
 from .callbacks import Bookkeeper, Evaluate, Meter
 from .log import LOG, StepLog, truncate_log
 from .settings import TrainSettings
-from .trainer import EquitapeTrainer, asked_once, learning_rate_share
+from .trainer import ROW_TOKENS, EquitapeTrainer, asked_once, learning_rate_share
 
 MODEL = "model"
 ENDLESS_STEPS = 10**9
@@ -64,7 +64,11 @@ class FirstExamples(Dataset[Any]):
 
 
 class Collate:
-    """Makes a batch; the first label of a row is dropped, since nothing stands before it to predict it from."""
+    """Makes a batch of what a causal model needs: no first label, and no mask for padding on the right.
+
+    Nothing stands before the first token to predict it from, and no token sees what stands behind it. Without a mask
+    attention is much faster; how many tokens are real is kept for the log.
+    """
 
     def __init__(self, stack: Callable[[list[Any]], dict[str, Tensor]]):
         self.stack = stack
@@ -73,6 +77,11 @@ class Collate:
         batch = dict(self.stack(examples))
         batch["labels"] = batch["labels"].clone()
         batch["labels"][:, 0] = IGNORED
+        if "attention_mask" in batch:
+            seen = batch["attention_mask"].bool()
+            batch[ROW_TOKENS] = seen.sum(1)
+            if bool((seen[:, :-1] | ~seen[:, 1:]).all()):
+                del batch["attention_mask"]
         return batch
 
 

@@ -14,6 +14,8 @@ from transformers import Trainer
 from .log import StepLog
 from .settings import TrainSettings
 
+ROW_TOKENS = "row_tokens"
+"""The column of a batch that says how many tokens of each row are no padding; the model does not get it."""
 PACKAGE_QUESTION = "is_lomo_available"
 
 
@@ -100,8 +102,8 @@ class EquitapeTrainer(Trainer):
         return stack
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
-        mask = inputs.get("attention_mask")
-        tokens = inputs["input_ids"].numel() if mask is None else mask.sum()
+        rows = inputs.pop(ROW_TOKENS, None)
+        tokens = inputs["input_ids"].numel() if rows is None else rows.sum()
         loss = super().training_step(model, inputs, num_items_in_batch)
         self.step_log.add_micro_batch(loss, tokens)
         return loss
