@@ -43,6 +43,18 @@ def test_turn_has_the_gradients_of_multiply(groups, batch):
         assert torch.allclose(found, wanted, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("narrow", [torch.float64, torch.float32], ids=["one dtype", "two dtypes"])
+def test_compiled_turn_has_gradients(narrow):
+    """torch 2.11 compiled a cast to the dtype at hand into a function without gradients, and said nothing."""
+    query, key, field = draw_all(3)
+    inputs = [query.detach().to(narrow).requires_grad_(), key.detach().to(narrow).requires_grad_(), field]
+    slopes = [torch.randn_like(each) for each in inputs[:2]]
+    compiled = torch.compile(turn, fullgraph=True, backend="aot_eager")
+    expected = torch.autograd.grad(turn(*inputs), inputs, slopes)
+    for found, wanted in zip(torch.autograd.grad(compiled(*inputs), inputs, slopes), expected, strict=True):
+        assert torch.allclose(found, wanted)
+
+
 @pytest.mark.parametrize("scale", [1.0, 1e-3])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_gradients_are_as_good_as_plain_ones(dtype, scale):
