@@ -114,13 +114,34 @@ def test_block_masks_see_the_same(heads, monkeypatch):
     config = build("rope", num_attention_heads=heads[0], num_key_value_heads=heads[1], head_dim=16).config
     monkeypatch.setattr(views, "prefers_blocks", lambda config, x: True)
     x = torch.zeros(2, 150, 32)
-    positions = views.build_positions(build("rope").model.encoding, x, None, None, None, None)
+    # plain rows would need no mask
+    segments = torch.arange(150) // 90
+    positions = views.build_positions(build("rope").model.encoding, x, None, None, segments[None], None)
     view = views.build_views(config, build("rope").model.encoding, x, None, positions, None, 40)["full_attention"]
     assert isinstance(view.mask, BlockMask)
     assert isinstance(view.shifted, BlockMask)
     found = attend_in_halves(query, key, value, view.mask, view.shifted, 0.25)
-    expected, _ = eager_attention(torch.nn.Module(), query, key, value, oracle_mask(heads[0], 150, 40)[None], 0.25)
+    expected, _ = eager_attention(
+        torch.nn.Module(), query, key, value, oracle_mask(heads[0], 150, 40, segments)[None], 0.25
+    )
     assert gap(found, expected) < 1e-5
+
+
+@pytest.mark.parametrize("heads", SIZES)
+@pytest.mark.parametrize(("tokens", "size"), [(16, 4), (24, 8), (23, 8), (13, 5), (6, 8), (3, 8), (9, 2)])
+def test_groups_as_rows_see_the_same(heads, tokens, size):
+    """What runs for plain rows, without any mask: outputs and gradients."""
+    model = build(
+        "tape", shifted_group_size=size, attn_implementation="sdpa", num_attention_heads=heads[0],
+        num_key_value_heads=heads[1], head_dim=8,
+    ).train()  # fmt: skip
+    ids = draw_tokens(2, tokens)
+    found = []
+    for implementation in ("sdpa", "eager"):
+        model.set_attn_implementation(implementation)
+        logits = model(ids, use_cache=False).logits
+        found.append((logits, *torch.autograd.grad(logits.square().sum(), list(model.parameters()))))
+    assert all(gap(*pair) < 1e-9 * (1 + pair[1].abs().max()) for pair in zip(*found, strict=True))
 
 
 def test_refusals():

@@ -45,8 +45,8 @@ def multiply(x: Tensor, phasor: Tensor) -> Tensor:
     real, imaginary = phasor.chunk(2, dim=-1)
     x_real, x_imaginary = x.chunk(2, dim=-1)
     product = torch.cat((x_real * real - x_imaginary * imaginary, x_real * imaginary + x_imaginary * real), dim=-1)
-    # under autocast the phasor may be the wider one; attention would round the product, and keep both. A cast that casts
-    # nothing must not be written: compiled by torch 2.11, it ends all gradients through a function of autograd
+    # under autocast the phasor may be the wider one; attention would round the product, and keep both. But no cast that
+    # casts nothing: compiled by torch 2.11, it ends all gradients through a function of autograd
     return product if product.dtype == x.dtype else product.to(x.dtype)
 
 

@@ -12,7 +12,7 @@ from transformers import Cache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ..encodings import LayerEncoding, Positions
-from .backends import attend_in_halves, cuda_attention, eager_attention, flexible_attention
+from .backends import attend_in_groups, attend_in_halves, cuda_attention, eager_attention, flexible_attention
 from .configuration import EquitapeConfig
 
 
@@ -25,6 +25,8 @@ class AttentionView(NamedTuple):
     """[B, K], the ids of the keys, for encodings that bias scores."""
     shifted: BlockMask | None = None
     """A block mask of its own for the second half of the query heads, under shifted sparse attention."""
+    group_size: int | None = None
+    """Tokens in a group of shifted sparse attention where it needs no mask."""
 
 
 class EquitapeRMSNorm(nn.Module):
@@ -122,6 +124,13 @@ def attend(
     implementation = module.config._attn_implementation
     dropout = module.attention_dropout if module.training else 0.0
     mask = view.mask
+    if view.group_size is not None:
+        plain = AttentionView(None, None)
+
+        def within_groups(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            return attend(module, query, key, value, state, positions, plain, scaling, **kwargs)[0]
+
+        return attend_in_groups(within_groups, query, key, value, view.group_size), None
     if isinstance(mask, BlockMask):
         if dropout:
             raise ValueError("FlexAttention has no dropout; set attention_dropout to 0 or use 'sdpa'.")

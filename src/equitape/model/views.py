@@ -139,7 +139,7 @@ def _build_view(
             _build_mask(config, x, own_mask, positions, past, window, True, groups_mask_function(group_size, shift))
             for shift in (0, group_size // 2)
         ]
-        return join_halves(masks, config.num_attention_heads)
+        return join_halves(masks, config.num_attention_heads, group_size)
     mask = _build_mask(config, x, own_mask, positions, past, window, not encoding.adds_bias)
     if not encoding.adds_bias:
         return AttentionView(mask, None)
@@ -158,9 +158,11 @@ def groups_mask_function(size: int, shift: int) -> MaskFunction:
     return mask
 
 
-def join_halves(masks: list[Tensor | BlockMask | None], num_heads: int) -> AttentionView:
+def join_halves(masks: list[Tensor | BlockMask | None], num_heads: int, group_size: int) -> AttentionView:
     """A view in which the first half of the query heads sees by the first mask and the others by the second."""
     first, second = masks
+    if first is None:
+        return AttentionView(None, None, group_size=group_size)
     if isinstance(first, BlockMask) and isinstance(second, BlockMask):
         return AttentionView(first, None, second)
     assert isinstance(first, Tensor) and isinstance(second, Tensor)
@@ -196,8 +198,9 @@ def _build_mask(
     if padding is not None and may_read() and bool((padding[:, :-1] | ~padding[:, 1:]).all()):
         padding = None
     windowed = window is not None and num_tokens > window
-    plain = padding is None and positions.segments is None and not windowed and groups is None
+    plain = padding is None and positions.segments is None and not windowed
     if plain and may_skip and config._attn_implementation == "sdpa":
+        # groups alone need no mask either: each becomes a row of its own
         return None
     mask_function = sliding_window_causal_mask_function(window) if windowed else causal_mask_function
     if positions.segments is not None:
@@ -205,7 +208,7 @@ def _build_mask(
         mask_function = and_masks(mask_function, own_sequence)
     if groups is not None:
         mask_function = and_masks(mask_function, groups)
-    blocks = may_skip and not plain and prefers_blocks(config, x)
+    blocks = may_skip and prefers_blocks(config, x)
     return ALL_MASK_ATTENTION_FUNCTIONS["flex_attention" if blocks else config._attn_implementation](
         batch_size=batch,
         q_length=num_tokens,
