@@ -115,7 +115,7 @@ def complex_update(field, carried, gate, carry, mix_in, mix_out, normalize):
     if carried is not None:
         z = z + torch.einsum("gh,bhnm->bgnm", weight(carry), read(carried))
     if gate is not None:
-        inner = torch.einsum("ig,bgnm->binm", weight(mix_in), z) * gate.mT[..., None]
+        inner = torch.einsum("ig,bgnm->binm", weight(mix_in), z) * (gate / (1 + (-gate).exp())).mT[..., None]
         z = z + torch.einsum("gi,binm->bgnm", weight(mix_out), inner)
     if normalize:
         z = z / (z.abs().square().mean(-1, keepdim=True) + 1e-8).sqrt()

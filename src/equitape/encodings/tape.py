@@ -167,7 +167,7 @@ class TapeLayer(LayerEncoding):
             return state
         gate = None
         if self.mixes:
-            gate = nn.functional.silu(self.gate(attended if self.options.source == "attention" else fed))
+            gate = self.gate(attended if self.options.source == "attention" else fed)
         return update_field(
             state,
             carried,

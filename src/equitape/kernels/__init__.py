@@ -37,6 +37,7 @@ def update_field(
 ) -> Tensor:
     """Update TAPE's field: z' = z + W_a c, then z'' = z' + W_2 diag(psi) W_1 z', then z'' / rms(z'') if asked.
 
+    psi = silu(gate): inside, for one kernel less.
     field: [B or 1, G, N, D]; carried: [B, H, N, D] with carry [G, H], or both None; gate: [B, N, I] with mix_in [I, G]
     and mix_out [G, I], or all None. Returns [B, G, N, D]. Complex weights have a leading axis of two.
     """

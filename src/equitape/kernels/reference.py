@@ -19,7 +19,7 @@ def update_field(
     mix_out: Tensor | None,
     normalize: bool = False,
 ) -> Tensor:
-    """z' = z + W_a c, then z'' = z' + W_2 diag(psi) W_1 z', then z'' / rms(z'') if asked.
+    """z' = z + W_a c, then z'' = z' + W_2 diag(psi) W_1 z' with psi = silu(gate), then z'' / rms(z'') if asked.
 
     field: [B or 1, G, N, D]; carried: [B, H, N, D] with carry [G, H], or both None; gate: [B, N, I] with mix_in [I, G]
     and mix_out [G, I], or all None. Returns [B, G, N, D].
@@ -27,7 +27,7 @@ def update_field(
     if carried is not None and carry is not None:
         field = field + _mix_heads(carry, carried)
     if gate is not None and mix_in is not None and mix_out is not None:
-        field = field + _mix_heads(mixing_matrices(gate, mix_in, mix_out), field)
+        field = field + _mix_heads(mixing_matrices(torch.nn.functional.silu(gate), mix_in, mix_out), field)
     if normalize:
         # |z|^2 averaged over the D / 2 frequencies
         wide = field.to(torch.promote_types(field.dtype, torch.float32))
@@ -71,7 +71,7 @@ def _conjugate(field: Tensor) -> Tensor:
     return torch.cat((real, -imaginary), dim=-1)
 
 
-def mixing_matrices(gate: Tensor, mix_in: Tensor, mix_out: Tensor) -> Tensor:
+def mixing_matrices(psi: Tensor, mix_in: Tensor, mix_out: Tensor) -> Tensor:
     """T = W_2 diag(psi) W_1 of every token: [B, N, G, G], with a leading axis of two where the weights are complex.
 
     Formed first, one small product of psi with the I rank-one factors; applying W_1 and W_2 to the field one after the
@@ -82,10 +82,10 @@ def mixing_matrices(gate: Tensor, mix_in: Tensor, mix_out: Tensor) -> Tensor:
         return torch.einsum("gi,ih->igh", out, into)
 
     if mix_in.dim() == 2:
-        return torch.einsum("bni,igh->bngh", gate, rank_one(mix_out, mix_in))
+        return torch.einsum("bni,igh->bngh", psi, rank_one(mix_out, mix_in))
     real = rank_one(mix_out[0], mix_in[0]) - rank_one(mix_out[1], mix_in[1])
     imaginary = rank_one(mix_out[0], mix_in[1]) + rank_one(mix_out[1], mix_in[0])
-    return torch.einsum("bni,cigh->cbngh", gate, torch.stack((real, imaginary)))
+    return torch.einsum("bni,cigh->cbngh", psi, torch.stack((real, imaginary)))
 
 
 def _mix_heads(weight: Tensor, field: Tensor) -> Tensor:

@@ -3,7 +3,8 @@
 With g the gradient of z'' (before normalisation, where that is on), P = g z^T and Q = g c^T of a token,
 
     dz = g + T^T g      dc = K^T g      dT = P + Q W_a^T      dW_a = sum of Q + T^T Q
-    dW_1 = sum of (W_2 diag(psi))^T dT      dW_2 = sum of dT W_1^T diag(psi)      dpsi = diag(W_2^T dT W_1^T)
+    dW_1 = sum of (W_2 diag(psi))^T dT      dW_2 = sum of dT W_1^T diag(psi)
+    dgate = diag(W_2^T dT W_1^T) silu'(gate)
 
 so the fields enter four products, and the rest is small matrices of a token. Sums over tokens are kept by each program
 in float32, written once, and added up in a fixed order by a second, small kernel: the same numbers every run.
@@ -36,6 +37,8 @@ from .triton_field import (
     num_tiles,
     rounded,
     rows_of,
+    silu,
+    silu_slope,
     store_chunk,
     strides,
     token_matrices,
@@ -82,7 +85,7 @@ def store_weight_gradient(
 def store_gate_gradient(
     pointer, gradient, sequence, token, tokens, GATES: tl.constexpr, PADDED: tl.constexpr, PARTS: tl.constexpr
 ):
-    """Store dpsi [S, J] of a tile of tokens, contiguous; what complex weights saw twice is added up."""
+    """Store the gradient [S, J] of a tile's gates, contiguous; what complex weights saw twice is added up."""
     if PARTS == 2:
         gradient = tl.sum(tl.reshape(gradient, (gradient.shape[0], 2, PADDED)), 1)
     index = tl.arange(0, PADDED)[None, :]
@@ -153,7 +156,8 @@ def gradient_kernel(
         gated = 0.0
         if HAS_MIX:
             gates = load_gates(gate, gate_strides, sequence, token, tokens, GATES, PADDED_GATES, PARTS)
-            gated = gated_weight(gates, weight_out, COMPUTE)
+            psi = silu(gates)
+            gated = gated_weight(psi, weight_out, COMPUTE)
         mixing, carrying = token_matrices(gated, weight_in, weight_carry, S, HAS_CARRY, HAS_MIX, COMPUTE)
 
         rows, exists = rows_of(field_strides, sequence, token, tokens, GROUPS, PADDED_GROUPS, DIM, PARTS)
@@ -213,9 +217,9 @@ def gradient_kernel(
             in_sum += multiply(tl.trans(gated), dt, COMPUTE)
             # dT W_1^T of every token, [S, R, J]
             back = tl.reshape(multiply(dt, tl.trans(weight_in), COMPUTE), (S, R, J))
-            out_sum += back * gates[:, None, :]
-            dpsi = tl.sum(back * weight_out[None, :, :], 1)
-            store_gate_gradient(gate_gradient, dpsi, sequence, token, tokens, GATES, PADDED_GATES, PARTS)
+            out_sum += back * psi[:, None, :]
+            dgate = tl.sum(back * weight_out[None, :, :], 1) * silu_slope(gates)
+            store_gate_gradient(gate_gradient, dgate, sequence, token, tokens, GATES, PADDED_GATES, PARTS)
 
     CARRY_SIZE: tl.constexpr = PARTS * GROUPS * HEADS * HAS_CARRY
     MIX_SIZE: tl.constexpr = PARTS * GROUPS * GATES * HAS_MIX

@@ -2,7 +2,7 @@
 
 A token's update is linear in its field z [G, D] and in what attention carried to it, c [H, D]:
 
-    z'' = z + T z + K c,   T = W_2 diag(psi) W_1,   K = W_a + T W_a
+    z'' = z + T z + K c,   T = W_2 diag(psi) W_1,   psi = silu(gate),   K = W_a + T W_a
 
 so a kernel forms the two small matrices T [G, G] and K [G, H] of each token and applies them to tiles of the fields on
 the matrix units, one token an element of a batched product. z' = z + W_a c is never formed, in backward neither.
@@ -216,11 +216,24 @@ def store_chunk(pointer, strides, rows, exists, start, value, DIM: tl.constexpr,
 
 @triton.jit
 def load_gates(gate, strides, sequence, token, tokens, GATES: tl.constexpr, PADDED: tl.constexpr, PARTS: tl.constexpr):
-    """Load psi of a tile of tokens, [S, J] in float32; complex weights see every gate twice."""
+    """Load the gates of a tile of tokens, [S, J] in float32; complex weights see each of them twice."""
     index = tl.arange(0, PARTS * PADDED) % PADDED
     begin = sequence * strides[0] + token.to(tl.int64) * strides[1]
     exists = (token < tokens)[:, None] & (index < GATES)[None, :]
     return tl.load(gate + begin[:, None] + index[None, :] * strides[2], mask=exists, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def silu(gates):
+    """Form psi = gate * sigmoid(gate)."""
+    return gates * tl.sigmoid(gates)
+
+
+@triton.jit
+def silu_slope(gates):
+    """Form dpsi / dgate."""
+    share = tl.sigmoid(gates)
+    return share * (1.0 + gates * (1.0 - share))
 
 
 @triton.jit
@@ -260,10 +273,10 @@ def add_identity(product, field, EXACT: tl.constexpr, COMPUTE: tl.constexpr):
 
 
 @triton.jit
-def gated_weight(gates, mix_out, COMPUTE: tl.constexpr):
+def gated_weight(psi, mix_out, COMPUTE: tl.constexpr):
     """W_2 diag(psi) of a tile of tokens, [S x R, J]."""
-    gated = rounded(mix_out[None, :, :] * gates[:, None, :], COMPUTE)
-    return tl.reshape(gated, (gates.shape[0] * mix_out.shape[0], mix_out.shape[1]))
+    gated = rounded(mix_out[None, :, :] * psi[:, None, :], COMPUTE)
+    return tl.reshape(gated, (psi.shape[0] * mix_out.shape[0], mix_out.shape[1]))
 
 
 @triton.jit

@@ -21,6 +21,7 @@ from .triton_field import (
     num_programs,
     num_tiles,
     rows_of,
+    silu,
     store_chunk,
     strides,
     token_matrices,
@@ -77,7 +78,7 @@ def update_kernel(
         gated = 0.0
         if HAS_MIX:
             gates = load_gates(gate, gate_strides, sequence, token, tokens, GATES, PADDED_GATES, PARTS)
-            gated = gated_weight(gates, weight_out, COMPUTE)
+            gated = gated_weight(silu(gates), weight_out, COMPUTE)
         mixing, carrying = token_matrices(gated, weight_in, weight_carry, S, HAS_CARRY, HAS_MIX, COMPUTE)
 
         rows, exists = rows_of(field_strides, sequence, token, tokens, GROUPS, PADDED_GROUPS, DIM, PARTS)
