@@ -100,7 +100,7 @@ def test_a_run_learns_and_writes(room, tmp_path, method):
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
     assert json.loads((tmp_path / "results.json").read_text()) == json.loads(json.dumps(report))
     card = (tmp_path / "README.md").read_text()
-    assert "| data | data |" in card
+    assert f"| data | {room.name}/data |" in card
     assert "perplexity of books at 64" in card
     # the adapter is the model that was scored
     from equitape.data.tokens import build_tokens

@@ -19,7 +19,7 @@ from tiny import losses, numbered, read_lines, run, run_and_die, settings, small
 from equitape import EquitapeForCausalLM
 from equitape.tasks.base import pad_right
 from equitape.training import checkpoints
-from equitape.training.fit import Collate, count_steps, fit
+from equitape.training.fit import Collate, count_steps, fit, uses_compiler
 from equitape.training.log import StepLog, read_log, thin, truncate_log
 from equitape.training.settings import TrainSettings
 from equitape.training.trainer import ROW_TOKENS, learning_rate_share
@@ -205,6 +205,14 @@ def test_losses_are_those_of_a_bare_loop(changes, tmp_path):
     assert losses(tmp_path) == pytest.approx(bare_loop(10, 8), rel=2e-5)
 
 
+@pytest.mark.parametrize("cuda", [False, True])
+def test_compiled_by_itself_on_cuda_alone(cuda, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+    assert uses_compiler(TrainSettings(steps=1, compile="auto")) is cuda
+    assert uses_compiler(TrainSettings(steps=1, compile=True))
+    assert not uses_compiler(TrainSettings(steps=1))
+
+
 def test_a_batch_has_a_mask_only_where_causality_does_not_hide_the_padding():
     def collate(mask):
         batch = {"input_ids": torch.zeros(2, 4).long(), "labels": torch.ones(2, 4).long(), "attention_mask": mask}
@@ -291,6 +299,7 @@ def test_schedules(schedule):
     [
         ({"steps": 5, "tokens": 9}, "steps and tokens are given"),
         ({"steps": 0}, "steps is 0; it must be 1 or more"),
+        ({"compile": "always"}, "compile is 'always'; it must be true, false or 'auto'"),
         ({"minutes": 0.0}, "more than 0"),
         ({"batch_size": 6, "accumulation": 4}, "not a multiple of accumulation 4"),
         ({"schedule": "cosin"}, "Did you mean 'cosine'"),

@@ -253,7 +253,7 @@ def describe_results(
     run = asdict(result)
     adaptation.training = plain(
         {
-            "data": ", ".join(Path(source).name for source in settings.data),
+            "data": ", ".join(short_name(source) for source in settings.data),
             "documents": str(rows.report),
             "tokens in a row": rows.length,
             "data_digest": rows.store.facts.digest,
@@ -284,6 +284,12 @@ def describe_results(
             "environment": describe_environment(),
         }
     )
+
+
+def short_name(source: str) -> str:
+    """The end of a path, so that a card tells sources apart and nothing of the machine: "books/train"."""
+    parts = Path(source).parts
+    return source if source.startswith("hf:") else "/".join(part for part in parts[-2:] if part not in ("/", ".", ".."))
 
 
 def name_score(entry: dict[str, Any]) -> str:

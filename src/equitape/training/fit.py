@@ -182,6 +182,11 @@ def uses_bf16(settings: TrainSettings) -> bool:
     return settings.precision == "bf16"
 
 
+def uses_compiler(settings: TrainSettings) -> bool:
+    """Whether the model is compiled."""
+    return torch.cuda.is_available() if settings.compile == "auto" else bool(settings.compile)
+
+
 def training_arguments(settings: TrainSettings, run_dir: Path, steps: int) -> TrainingArguments:
     """The settings in Trainer's words. Logging, evaluating and keeping checkpoints is left to `Bookkeeper`."""
     use_cpu = not torch.accelerator.is_available()
@@ -215,7 +220,7 @@ def training_arguments(settings: TrainSettings, run_dir: Path, steps: int) -> Tr
         max_grad_norm=settings.clip,
         # of a sharded model accelerate must know the precision itself
         bf16=uses_bf16(settings) and os.environ.get("ACCELERATE_USE_FSDP", "false") == "true",
-        torch_compile=settings.compile,
+        torch_compile=uses_compiler(settings),
         gradient_checkpointing=settings.gradient_checkpointing,
         gradient_checkpointing_kwargs={"use_reentrant": False} if settings.gradient_checkpointing else None,
         seed=settings.seed,

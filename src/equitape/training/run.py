@@ -19,7 +19,7 @@ from ..tasks.base import IGNORED, Evaluation, Task
 from . import checkpoints
 from .bars import without_bars
 from .files import plain, write_json, write_text
-from .fit import MODEL, fit, uses_bf16
+from .fit import MODEL, fit, uses_bf16, uses_compiler
 from .log import LOG, read_log, thin
 from .plan import Plan
 from .recipe import Recipe, parse_recipe, parse_yaml, resolved, slug, to_yaml
@@ -71,7 +71,7 @@ def execute(
     start = recipe.choose(label).start
     config = plan.configs[label]
     model = build_model(config, seed) if start is None else start_model(start, config)
-    collate = PadTo(task.collate, task.trained_length, task.pad_token_id) if settings.compile else task.collate
+    collate = PadTo(task.collate, task.trained_length, task.pad_token_id) if uses_compiler(settings) else task.collate
 
     def evaluate(model: Any, step: int) -> dict[str, float]:
         return score(model, task, seed, recipe.evaluation.share_while_training, settings).metrics

@@ -41,8 +41,8 @@ class TrainSettings(Settings):
     """Largest norm of the gradient; 0 does not clip."""
     precision: str = "auto"
     """"bf16" (autocast, weights stay float32), "fp32", or "auto": bf16 on CUDA, fp32 elsewhere."""
-    compile: bool = False
-    """torch.compile; batches are then padded to one length, so that one graph serves them all."""
+    compile: bool | str = False
+    """torch.compile; batches are then padded to one length, so that one graph serves them all. "auto": on CUDA alone."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass instead of keeping them."""
     workers: int | None = None
@@ -77,6 +77,8 @@ class TrainSettings(Settings):
             if getattr(self, name) not in allowed:
                 value = getattr(self, name)
                 raise ValueError(f"train: there is no {name} {value!r}.{describe_choices(value, allowed)}")
+        if self.compile not in (True, False, "auto"):
+            raise ValueError(f"train: compile is {self.compile!r}; it must be true, false or 'auto'.")
         for name in ("warmup", "final_rate"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"train: {name} is {getattr(self, name)}; it is a share, from 0 to 1.")
