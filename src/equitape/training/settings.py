@@ -42,7 +42,7 @@ class TrainSettings(Settings):
     precision: str = "auto"
     """"bf16" (autocast, weights stay float32), "fp32", or "auto": bf16 on CUDA, fp32 elsewhere."""
     compile: bool | str = False
-    """torch.compile; batches are then padded to one length, so that one graph serves them all. "auto": on CUDA alone."""
+    """torch.compile; batches are then padded to one length, so that one graph serves them all. "auto": on CUDA only."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass instead of keeping them."""
     workers: int | None = None
