@@ -78,7 +78,11 @@ def inline(svg: str, prefix: str) -> str:
 
 def line_style(summary: Summary, label: str) -> dict[str, Any]:
     """The same colour, marker and dashes for an encoding in every plot."""
-    index = summary.labels.index(label)
+    return numbered_style(summary.labels.index(label), label)
+
+
+def numbered_style(index: int, label: str) -> dict[str, Any]:
+    """Colour, marker and dashes of one line among several, apart in greyscale too."""
     return {
         "color": COLOURS[index % len(COLOURS)],
         "marker": MARKERS[index % len(MARKERS)],
