@@ -30,10 +30,10 @@ def test_half_precision_and_full_agree(tmp_path):
 
 
 def test_a_compiled_run_has_the_losses_of_a_plain_one(tmp_path):
-    """With workers beside it, under autocast, gradients of the encoding included: losses part where these are missing."""
-    run(tmp_path / "plain", dropout=0.0, steps=20)
-    run(tmp_path / "compiled", dropout=0.0, steps=20, compile="auto", workers=2)
-    assert losses(tmp_path / "compiled") == pytest.approx(losses(tmp_path / "plain"), rel=0.02)
+    """With workers beside it; losses part by 0.2 % in ten steps where the encoding has no gradients."""
+    run(tmp_path / "plain", dropout=0.0, steps=10, precision="fp32")
+    run(tmp_path / "compiled", dropout=0.0, steps=10, precision="fp32", compile="auto", workers=2)
+    assert losses(tmp_path / "compiled") == pytest.approx(losses(tmp_path / "plain"), rel=2e-4)
 
 
 def test_losses_are_read_only_when_asked(tmp_path, monkeypatch):
