@@ -2,7 +2,7 @@
 
     python benchmarks/extension.py docs/results/extension-smollm2/*.json --plot docs/results/extension-smollm2.png
 
-Takes the results.json of each run. "before" is the base as it is; the method theta has its own, since it changes the
+Takes the results.json of each run that ended well, in the order given. "before" is the base as it is; the method theta has its own, since it changes the
 base's function before any training.
 """
 
@@ -23,7 +23,7 @@ def perplexities(run: dict[str, Any], data: str, when: str) -> dict[int, float]:
 
 def lines_of(runs: Runs, data: str) -> dict[str, dict[int, float]]:
     """The base once, every method after training."""
-    plain = next(run for run in runs.values() if not run["method"].startswith("theta"))
+    plain = min(runs.values(), key=lambda run: run["method"].startswith("theta"))
     after = {name: perplexities(run, data, "after") for name, run in runs.items()}
     return {"before": perplexities(plain, data, "before"), **after}
 

@@ -100,7 +100,7 @@ def test_a_run_learns_and_writes(room, tmp_path, method):
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
     assert json.loads((tmp_path / "results.json").read_text()) == json.loads(json.dumps(report))
     card = (tmp_path / "README.md").read_text()
-    assert f"| data | {room.name}/data |" in card
+    assert "| data | data |" in card
     assert "perplexity of books at 64" in card
     # the adapter is the model that was scored
     from equitape.data.tokens import build_tokens
@@ -372,3 +372,13 @@ def test_a_full_disk_ends_the_command(room, tmp_path, monkeypatch):
     assert result.exit_code == 1
     assert "cannot be written (No space left on device); nothing there was changed" in result.output
     assert list(tmp_path.iterdir()) == []
+
+
+def test_short_names_tell_sources_apart():
+    from equitape.adapt.finetune import short_names
+
+    assert short_names(["/home/me/a.txt", "hf:wiki:raw:train"]) == ["a.txt", "hf:wiki:raw:train"]
+    assert short_names(["x/books.tar.xz/books/train", "x/proofs.tar.xz/proofs/train"]) == [
+        "books/train",
+        "proofs/train",
+    ]

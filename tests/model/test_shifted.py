@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.nn.attention.flex_attention import BlockMask
 
+import equitape.model.modeling as modeling
 import equitape.model.views as views
 from cases import build, draw_tokens, gap
 from equitape import EquitapeConfig
@@ -129,19 +130,33 @@ def test_block_masks_see_the_same(heads, monkeypatch):
 
 @pytest.mark.parametrize("heads", SIZES)
 @pytest.mark.parametrize(("tokens", "size"), [(16, 4), (24, 8), (23, 8), (13, 5), (6, 8), (3, 8), (9, 2)])
-def test_groups_as_rows_see_the_same(heads, tokens, size):
+def test_groups_as_rows_see_the_same(heads, tokens, size, monkeypatch):
     """What runs for plain rows, without any mask: outputs and gradients."""
     model = build(
         "tape", shifted_group_size=size, attn_implementation="sdpa", num_attention_heads=heads[0],
         num_key_value_heads=heads[1], head_dim=8,
     ).train()  # fmt: skip
     ids = draw_tokens(2, tokens)
-    found = []
+    found, views_seen = [], []
+    monkeypatch.setattr(
+        modeling, "build_views", lambda *args: views_seen.append(views.build_views(*args)) or views_seen[-1]
+    )
     for implementation in ("sdpa", "eager"):
         model.set_attn_implementation(implementation)
         logits = model(ids, use_cache=False).logits
         found.append((logits, *torch.autograd.grad(logits.square().sum(), list(model.parameters()))))
     assert all(gap(*pair) < 1e-9 * (1 + pair[1].abs().max()) for pair in zip(*found, strict=True))
+    assert [view["full_attention"].group_size for view in views_seen] == [size, None]
+
+
+def test_compiled_for_any_length():
+    """Groups as rows have a last group of any length, one token included."""
+    torch._dynamo.reset()
+    model = build("tape", shifted_group_size=8).train()
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    for tokens in (20, 33, 47, 29, 24, 60, 37, 52, 41, 70, 77, 85):
+        ids = draw_tokens(1, tokens)
+        assert gap(compiled(ids, use_cache=False).logits, model(ids, use_cache=False).logits) < 1e-10
 
 
 def test_refusals():

@@ -19,7 +19,7 @@ from tiny import losses, numbered, read_lines, run, run_and_die, settings, small
 from equitape import EquitapeForCausalLM
 from equitape.tasks.base import pad_right
 from equitape.training import checkpoints
-from equitape.training.fit import Collate, count_steps, fit, uses_compiler
+from equitape.training.fit import Collate, count_steps, fit, unmasked_length, uses_compiler
 from equitape.training.log import StepLog, read_log, thin, truncate_log
 from equitape.training.settings import TrainSettings
 from equitape.training.trainer import ROW_TOKENS, learning_rate_share
@@ -214,14 +214,23 @@ def test_compiled_by_itself_on_cuda_alone(cuda, monkeypatch):
 
 
 def test_a_batch_has_a_mask_only_where_causality_does_not_hide_the_padding():
-    def collate(mask):
+    def collate(mask, model, **more):
         batch = {"input_ids": torch.zeros(2, 4).long(), "labels": torch.ones(2, 4).long(), "attention_mask": mask}
-        return Collate(lambda examples: batch)([])
+        return Collate(lambda examples: {**batch, **more}, unmasked_length(model))([])
 
     right, left = (torch.tensor(mask) for mask in ([[1, 1, 1, 1], [1, 1, 0, 0]], [[1, 1, 1, 1], [0, 0, 1, 1]]))
-    assert "attention_mask" not in collate(right)
-    assert collate(left)["attention_mask"].equal(left)
-    assert collate(right)[ROW_TOKENS].tolist() == collate(left)[ROW_TOKENS].tolist() == [4, 2]
+    model = small_model()
+    assert "attention_mask" not in collate(right, model)
+    assert collate(left, model)["attention_mask"].equal(left)
+    assert collate(right, model)[ROW_TOKENS].tolist() == collate(left, model)[ROW_TOKENS].tolist() == [4, 2]
+    # restarting ids are packed sequences without it; a prepared mask says more; others ask how long a row is
+    ids = torch.tensor([[0, 1, 2, 3], [0, 1, 0, 0]])
+    assert collate(right, model, position_ids=ids)["attention_mask"].equal(right)
+    prepared = torch.ones(2, 1, 4, 4).tril().bool()
+    assert collate(prepared, model)["attention_mask"].equal(prepared)
+    assert collate(right, small_model("rope-dynamic"))["attention_mask"].equal(right)
+    assert collate(right, small_model("learned", max_position_embeddings=3))["attention_mask"].equal(right)
+    assert collate(right, torch.nn.Linear(1, 1))["attention_mask"].equal(right)
 
 
 def test_number_of_workers_changes_nothing(whole, tmp_path):

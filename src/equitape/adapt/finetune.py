@@ -13,7 +13,7 @@ The folder of a run holds
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -253,7 +253,7 @@ def describe_results(
     run = asdict(result)
     adaptation.training = plain(
         {
-            "data": ", ".join(short_name(source) for source in settings.data),
+            "data": ", ".join(short_names(settings.data)),
             "documents": str(rows.report),
             "tokens in a row": rows.length,
             "data_digest": rows.store.facts.digest,
@@ -286,10 +286,12 @@ def describe_results(
     )
 
 
-def short_name(source: str) -> str:
-    """The end of a path, so that a card tells sources apart and nothing of the machine: "books/train"."""
-    parts = Path(source).parts
-    return source if source.startswith("hf:") else "/".join(part for part in parts[-2:] if part not in ("/", ".", ".."))
+def short_names(sources: Sequence[str]) -> list[str]:
+    """The ends of paths, since a card tells nothing of the machine; with their folders where the ends are the same."""
+    names = [Path(source).name for source in sources]
+    if len(set(names)) < len(names):
+        names = ["/".join(Path(source).parts[-2:]) for source in sources]
+    return [source if source.startswith("hf:") else name for source, name in zip(sources, names, strict=True)]
 
 
 def name_score(entry: dict[str, Any]) -> str:

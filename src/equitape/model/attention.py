@@ -128,7 +128,8 @@ def attend(
         plain = AttentionView(None, None)
 
         def within_groups(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            return attend(module, query, key, value, state, positions, plain, scaling, **kwargs)[0]
+            # left to transformers, this is a comparison of lengths, no plain bool under torch.compile where these vary
+            return attend(module, query, key, value, state, positions, plain, scaling, is_causal=True, **kwargs)[0]
 
         return attend_in_groups(within_groups, query, key, value, view.group_size), None
     if isinstance(mask, BlockMask):

@@ -60,7 +60,10 @@ def cuda_attention(
     the choice is made when the graph is traced.
     """
     num_tokens, num_keys = query.shape[2], key.shape[2]
-    causal = mask is None and num_tokens > 1
+    causal = False
+    if mask is None and num_tokens > 1:
+        # not the comparison itself, which is no plain bool under torch.compile where lengths vary
+        causal = True
     if causal and num_keys > num_tokens:
         # the first call with an empty static cache: what lies beyond is not filled yet
         key, value = key[:, :, :num_tokens], value[:, :, :num_tokens]
@@ -183,18 +186,22 @@ def _attend_in_groups(
 ) -> Tensor:
     batch, num_tokens = query.shape[0], query.shape[2]
     first = min(size - shift, num_tokens) if shift else 0
-    count, last = divmod(num_tokens - first, size)
+    # torch.compile has no divmod of lengths that vary
+    count, last = (num_tokens - first) // size, (num_tokens - first) % size
     attended = []
     start = 0
     for groups, length in ((1, first), (count, size), (1, last)):
         end = start + groups * length
-        if end == start:
-            continue
-        parts = [
-            each[:, :, start:end].unflatten(2, (groups, length)).transpose(1, 2).flatten(0, 1)
-            for each in (query, key, value)
-        ]
-        attended.append(attend(*parts).unflatten(0, (batch, groups)).flatten(1, 2))
+        if length == 1:
+            # a token alone sees itself, with a weight of 1 that dropout leaves alone
+            own = value[:, :, start:end].repeat_interleave(query.shape[1] // key.shape[1], dim=1)
+            attended.append(own.transpose(1, 2))
+        elif end > start:
+            parts = [
+                each[:, :, start:end].unflatten(2, (groups, length)).transpose(1, 2).flatten(0, 1)
+                for each in (query, key, value)
+            ]
+            attended.append(attend(*parts).unflatten(0, (batch, groups)).flatten(1, 2))
         start = end
     return torch.cat(attended, dim=1)
 

@@ -15,6 +15,7 @@ from torch.utils.data import Dataset
 from transformers import TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
+from ..encodings import PositionalEncoding
 from ..tasks.base import IGNORED
 from . import checkpoints
 from .bars import without_bars
@@ -70,19 +71,35 @@ class Collate:
     attention is much faster; how many tokens are real is kept for the log.
     """
 
-    def __init__(self, stack: Callable[[list[Any]], dict[str, Tensor]]):
+    def __init__(self, stack: Callable[[list[Any]], dict[str, Tensor]], unmasked_length: int = 0):
+        """unmasked_length: the longest rows that may go without a mask."""
         self.stack = stack
+        self.unmasked_length = unmasked_length
 
     def __call__(self, examples: list[Any]) -> dict[str, Tensor]:
         batch = dict(self.stack(examples))
         batch["labels"] = batch["labels"].clone()
         batch["labels"][:, 0] = IGNORED
-        if "attention_mask" in batch:
-            seen = batch["attention_mask"].bool()
+        mask = batch.get("attention_mask")
+        if isinstance(mask, Tensor) and mask.dim() == 2:
+            seen = mask.bool()
             batch[ROW_TOKENS] = seen.sum(1)
-            if bool((seen[:, :-1] | ~seen[:, 1:]).all()):
+            behind = bool((seen[:, :-1] | ~seen[:, 1:]).all())
+            # ids that start again in the padding would look like another sequence
+            if behind and mask.shape[1] <= self.unmasked_length and "position_ids" not in batch:
                 del batch["attention_mask"]
         return batch
+
+
+def unmasked_length(model: Any) -> int:
+    """The longest rows that mean the same to a model with a mask over the padding behind them and without: 0 for none.
+
+    An encoding that asks how long a row is would count the padding, and a table of positions ends somewhere.
+    """
+    encodings = [module for module in model.modules() if isinstance(module, PositionalEncoding)]
+    if not encodings or not all(encoding.causal for encoding in encodings):
+        return 0
+    return int(model.config.max_position_embeddings)
 
 
 def fit(
@@ -126,7 +143,7 @@ def fit(
         model=model,
         args=arguments,
         train_dataset=FirstExamples(train_dataset, steps * settings.batch_size),
-        data_collator=Collate(collate or torch.utils.data.default_collate),
+        data_collator=Collate(collate or torch.utils.data.default_collate, unmasked_length(model)),
     )
     trainer.remove_callback(PrinterCallback)
     meter = Meter(**checkpoints.read_progress(checkpoint)) if checkpoint else Meter()
