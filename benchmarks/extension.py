@@ -2,8 +2,8 @@
 
     python benchmarks/extension.py docs/results/extension-smollm2/*.json --plot docs/results/extension-smollm2.png
 
-Takes the results.json of each run that ended well, in the order given. "before" is the base as it is; the method theta has its own, since it changes the
-base's function before any training.
+Takes the results.json of each run that ended well, in the order given. "before" is the base as it is; the method theta
+has its own, since it changes the base's function before any training.
 """
 
 import argparse
