@@ -6,6 +6,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -43,12 +44,16 @@ def test_torchrun_gives_the_losses_of_one_process(alone, tmp_path):
     assert (tmp_path / "checkpoints" / "checkpoint-12" / "rng_state_1.pth").exists()
 
 
-def process(rank: int, port: str, sharded: bool, run_dir: Path, options: dict) -> None:
-    """One of two processes, told what torchrun or `accelerate launch` tells them."""
+def process(rank: int, meeting: Path, sharded: bool, run_dir: Path, options: dict) -> None:
+    """One of two processes, told what torchrun or `accelerate launch` tells them, but that they meet at a file.
+
+    A free port may be taken again before they meet.
+    """
     from accelerate.state import AcceleratorState, PartialState
     from accelerate.utils import DistributedType
 
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="localhost", MASTER_PORT=port)
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="localhost", MASTER_PORT="1")
+    torch.distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
     AcceleratorState._reset_state(reset_partial_state=True)
     if sharded:
         os.environ.update(
@@ -58,7 +63,6 @@ def process(rank: int, port: str, sharded: bool, run_dir: Path, options: dict) -
             FSDP_STATE_DICT_TYPE="FULL_STATE_DICT",
             FSDP_RESHARD_AFTER_FORWARD="true",
         )
-        torch.distributed.init_process_group("gloo")
         # accelerate shards on accelerators only and quietly replicates on the CPU: call the CPU one
         PartialState._prepare_backend = lambda self, *args, **kwargs: ("gloo", DistributedType.MULTI_GPU)
         PartialState.set_device = lambda self: setattr(self, "device", torch.device("cpu"))
@@ -76,12 +80,14 @@ def process(rank: int, port: str, sharded: bool, run_dir: Path, options: dict) -
 
 
 def run_two(run_dir: Path, sharded: bool, **options) -> None:
-    port, context = free_port(), multiprocessing.get_context("fork")
-    processes = [context.Process(target=process, args=(rank, port, sharded, run_dir, options)) for rank in range(2)]
-    for one in processes:
-        one.start()
-    for one in processes:
-        one.join()
+    context = multiprocessing.get_context("fork")
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = [(rank, Path(folder) / "meeting", sharded, run_dir, options) for rank in range(2)]
+        processes = [context.Process(target=process, args=given) for given in arguments]
+        for one in processes:
+            one.start()
+        for one in processes:
+            one.join()
     assert [one.exitcode for one in processes] == [0, 0]
 
 
