@@ -24,6 +24,7 @@ def make_run(label, seed, quality, status="done", note=""):
         "evaluate_seconds": 40.0,
         "log": log,
         "evaluation": None,
+        "environment": {"commit": None, "side_by_side": 1 + seed},
     }
     if status != "done":
         return {**run, "log": [*log[:40], [205, None]] if status == "nan" else []}
@@ -105,7 +106,7 @@ def make_results():
             "python": "3.12.1",
             "device": "cpu",
             "processor": "x86_64, 2 cores",
-            "commit": None,
+            "commit": "unknown",
             "date": "2026-01-02T03:04:05Z",
         },
         "runs": runs,

@@ -18,6 +18,7 @@ from equitape.training import checkpoints, parallel
 from equitape.training import compare as comparison
 from equitape.training import run as single
 from equitape.training.compare import compare
+from equitape.training.environment import join_environments
 from equitape.training.log import StepLog
 from equitape.training.plan import make_plan
 from equitape.training.recipe import parse_recipe, to_yaml
@@ -26,7 +27,7 @@ from equitape.training.run import PadTo, execute
 runner = CliRunner()
 KEYS = {
     "label", "encoding", "seed", "status", "note", "parameters", "steps", "trained_tokens", "seconds",
-    "tokens_per_second", "peak_mib", "evaluate_seconds", "log", "evaluation",
+    "tokens_per_second", "peak_mib", "evaluate_seconds", "log", "evaluation", "environment",
 }  # fmt: skip
 
 
@@ -60,8 +61,10 @@ def test_results_have_the_documented_schema(finished):
         "name", "idea", "headline", "higher_is_better", "trained_length", "tested_length"
     }  # fmt: skip
     assert results["environment"].keys() == {
-        "equitape", "torch", "transformers", "accelerate", "python", "device", "processor", "commit", "date"
+        "equitape", "torch", "transformers", "accelerate", "python", "device", "processor", "commit", "date",
+        "side_by_side",
     }  # fmt: skip
+    assert all(isinstance(value, str) for value in results["environment"].values())
     assert [(run["label"], run["seed"]) for run in results["runs"]] == [
         ("rope", 0),
         ("rope", 1),
@@ -293,3 +296,16 @@ def test_padding_to_one_length_changes_no_loss():
     short, padded = task.collate(examples), PadTo(task.collate, 20, task.pad_token_id)(examples)
     assert padded["input_ids"].shape == padded["attention_mask"].shape == (5, 20)
     torch.testing.assert_close(model(**short).loss, model(**padded).loss)
+
+
+def test_environments_of_several_runs_are_joined():
+    early = {"torch": "2.11", "commit": "a", "date": "2026-01-02", "side_by_side": 2}
+    late = {"torch": "2.11", "commit": None, "date": "2026-01-09", "side_by_side": 1}
+    middle = {**early, "date": "2026-01-05"}
+    joined = join_environments([late, middle, early])
+    assert joined == {
+        "torch": "2.11",
+        "commit": "unknown, a",
+        "date": "2026-01-02, 2026-01-09",
+        "side_by_side": "1, 2",
+    }

@@ -55,7 +55,9 @@ def draw(model: torch.nn.Module, step: int) -> dict[str, float]:
     return {"loss": float(model(tokens, labels=tokens).loss)}
 
 
-def run(run_dir: Path, *, encoding: str = "tape", dropout: float = 0.1, resume: bool = False, **changes) -> FitResult:
+def run(
+    run_dir: Path, *, encoding: str = "tape", dropout: float = 0.1, resume: bool = False, trainable=None, **changes
+) -> FitResult:
     return fit(
         small_model(encoding, attention_dropout=dropout),
         numbered(),
@@ -63,6 +65,7 @@ def run(run_dir: Path, *, encoding: str = "tape", dropout: float = 0.1, resume: 
         run_dir,
         collate=partial(pad_right, pad_token_id=0),
         evaluate=draw,
+        trainable=trainable,
         resume=resume,
     )
 

@@ -19,6 +19,7 @@ INK = "#161b22"
 """Text and axes; in SVG it becomes the colour of the text around it, so that one picture serves light and dark."""
 PANELS_IN_A_ROW = 4
 MOST_LOSS_POINTS = 200
+MANY_DECADES = 1e4
 STYLE = {
     "svg.fonttype": "none",
     "font.size": 10,
@@ -138,11 +139,12 @@ def draw_spreads(axes: Any, points: Sequence[tuple[float, Spread]], style: dict[
 
 
 def make_logarithmic(axis: Any) -> None:
-    """Ticks at 1, 2 and 5, written as plain numbers."""
+    """Ticks at 1, 2 and 5, or at powers of ten alone where there are many, written as plain numbers."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
     axis.axes.set_yscale("log")
-    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    low, high = axis.get_view_interval()
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high / low < MANY_DECADES else (1.0,)))
     axis.set_major_formatter("{x:g}")
     axis.set_minor_formatter(NullFormatter())
 

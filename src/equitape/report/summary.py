@@ -109,6 +109,11 @@ class Summary:
     def seeds(self) -> list[int]:
         return sorted({run["seed"] for group in self.groups for run in group.runs})
 
+    @property
+    def seed_counts(self) -> list[int]:
+        """How many seeds each encoding has."""
+        return [len(group.runs) for group in self.groups]
+
     def trained_up_to(self, label: str) -> float | None:
         """Where training ended on an axis with this label: the task's option `trained_UNIT`, or its trained length in
         tokens; None where neither is of this unit.

@@ -136,8 +136,17 @@ def headline_table(summary: Summary) -> Table:
         title="Quality and cost",
         columns=columns,
         rows=rows,
-        notes=["Time, speed and memory are means over seeds, of training alone."],
+        notes=[cost_note(summary)],
     )
+
+
+def cost_note(summary: Summary) -> str:
+    """What the figures of cost are worth."""
+    note = "Time, speed and memory are means over seeds, of training alone"
+    shared = max((run["environment"]["side_by_side"] for group in summary.groups for run in group.finished), default=1)
+    if shared == 1:
+        return f"{note}."
+    return f"{note}; up to {shared} runs shared the machine at a time, so none had the speed it has alone."
 
 
 def runs_table(summary: Summary) -> Table:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from .plots import Plot, all_plots
-from .summary import BEST_RULE, Summary, summarise
+from .summary import BEST_RULE, MISSING_RUN, Summary, summarise
 from .tables import Cell, Table, claims_table, headline_table, metric_table, number, readable, runs_table
 
 PLOTS = "plots"
@@ -81,16 +81,21 @@ def findings(summary: Summary) -> list[str]:
             )
     else:
         told.append("No run was finished: there is nothing to compare yet.")
-    listed = ", ".join(map(str, summary.seeds))
-    told.append(f"{len(summary.groups)} encodings, {seeds} seed{'s' if seeds > 1 else ''} each: {listed}.")
+    fewest, most = min(summary.seed_counts), max(summary.seed_counts)
+    each = f"{most} seed{'s' if most > 1 else ''} each" if fewest == most else f"{fewest} to {most} seeds"
+    told.append(f"{len(summary.groups)} encodings, {each}: {', '.join(map(str, summary.seeds))}.")
     for run in summary.unfinished:
-        told.append(f"{run['label']}, seed {run['seed']}: {run['status']}. {run.get('note') or ''}".strip())
+        if run["status"] != MISSING_RUN:
+            told.append(f"{run['label']}, seed {run['seed']}: {run['status']}. {run.get('note') or ''}".strip())
+    missing = sum(run["status"] == MISSING_RUN for run in summary.unfinished)
+    if missing:
+        told.append(f"{missing} of {sum(summary.seed_counts)} runs have not been made yet.")
     return told
 
 
 def environment_rows(environment: dict[str, Any], summary: Summary) -> list[tuple[str, str]]:
     """Versions, hardware, commit, date and seeds as pairs."""
-    rows = [(str(key), "unknown" if value is None else str(value)) for key, value in environment.items()]
+    rows = [(readable(key), str(value)) for key, value in environment.items()]
     return [*rows, ("seeds", ", ".join(map(str, summary.seeds)))]
 
 

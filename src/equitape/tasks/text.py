@@ -166,7 +166,6 @@ class Text(Task):
             suffix = f"{factor}x" if factor == 1 else f"outside_{factor}x"
             metrics[f"bits_per_byte_{suffix}"] = loss / math.log(2) * self._tokens_per_byte
             metrics[f"perplexity_{suffix}"] = result.perplexity if result else math.nan
-            metrics[f"loss_{suffix}"] = loss
             lengths.append(float(length))
             perplexities.append(metrics[f"perplexity_{suffix}"])
             longest = result or longest

@@ -9,9 +9,7 @@ results.json, which reports are made from, is this dictionary (all of it plain J
     claims         {label: {metric: number}}, numbers others published for this task; claims, not measurements;
                    `claims_source` says whose
     claims_source  one line, or null
-    environment    {equitape, torch, transformers, accelerate, python, device, processor, commit, date}
-                   (commit: null outside a git checkout, with "+changes" behind it when files differ from it; date: UTC,
-                   ISO 8601)
+    environment    of the runs below, as text: {key: values joined by commas where they differ}
     runs           a list, in the order of the recipe: encodings outside, seeds inside; one dictionary a run:
         label            what reports call the encoding, unique to it ("tape", "tape, no carry")
         encoding         {kind, ...}, every option spelled out
@@ -28,6 +26,10 @@ results.json, which reports are made from, is this dictionary (all of it plain J
         log              [[step, loss], ...], at most about 400 points, each the mean of the steps up to it
         evaluation       {metrics: {name: number}, heat_maps: [...], curves: [...]} as `tasks.base.Evaluation` has them;
                          null unless status is "done"
+        environment      {equitape, torch, transformers, accelerate, python, device, processor, commit, date,
+                         side_by_side}, null for a run not made (commit: null outside a git checkout, with "+changes"
+                         behind it when files differ from it; date: when it began, UTC, ISO 8601; side_by_side: runs
+                         that shared the machine at a time)
 
 Metric names that contain "outside" are out of distribution, all others inside (see `tasks.base.Evaluation`).
 """
@@ -44,7 +46,7 @@ from rich.markup import escape
 
 from ..report import write_report
 from . import run
-from .environment import describe_environment
+from .environment import join_environments
 from .files import write_json, write_text
 from .log import LOG
 from .parallel import side_by_side
@@ -71,16 +73,16 @@ def compare(plan: Plan, out_dir: Path, *, jobs: int = 1, console: Console | None
     ]
     if len(waiting) < len(runs):
         console.print(f"{len(runs) - len(waiting)} of {len(runs)} runs are done already.")
-    environment = describe_environment()
 
     def end(entry: dict[str, Any]) -> None:
         tell(console, plan, entry)
-        write_json(out_dir / RESULTS, collect(plan, out_dir, environment))
+        write_json(out_dir / RESULTS, collect(plan, out_dir))
 
-    if jobs > 1 and len(waiting) > 1:
-        console.print(f"{len(waiting)} runs, {min(jobs, len(waiting))} side by side.")
+    jobs = min(jobs, len(waiting))
+    if jobs > 1:
+        console.print(f"{len(waiting)} runs, {jobs} side by side.")
         content = resolved(plan.recipe)
-        arguments = {(label, seed): (content, label, seed, out_dir) for label, seed in waiting}
+        arguments = {(label, seed): (content, label, seed, out_dir, jobs) for label, seed in waiting}
         logs = {(label, seed): run_folder(out_dir, label, seed) / LOG for label, seed in waiting}
         for (label, seed), entry in side_by_side(attempt_anew, arguments, jobs, logs, plan.recipe.train.steps, console):
             died = "Its process died; run the command again to continue."
@@ -89,7 +91,7 @@ def compare(plan: Plan, out_dir: Path, *, jobs: int = 1, console: Console | None
         for number, (label, seed) in enumerate(waiting):
             console.print(f"Run {number + 1} of {len(waiting)}: {escape(label)}, seed {seed}.")
             end(attempt(plan, label, seed, out_dir, console))
-    results = collect(plan, out_dir, environment)
+    results = collect(plan, out_dir)
     write_json(out_dir / RESULTS, results)
     write_report(results, out_dir)
     return results
@@ -113,12 +115,14 @@ def run_folder(out_dir: Path, label: str, seed: int) -> Path:
     return out_dir / RUNS / run.folder_name(label, seed)
 
 
-def attempt(plan: Plan, label: str, seed: int, out_dir: Path, console: Console | None = None) -> dict[str, Any]:
+def attempt(
+    plan: Plan, label: str, seed: int, out_dir: Path, console: Console | None = None, jobs: int = 1
+) -> dict[str, Any]:
     """Make a run; an error becomes its result."""
     folder = run_folder(out_dir, label, seed)
     (folder / ERROR).unlink(missing_ok=True)
     try:
-        entry = execute(plan, label, seed, folder, resume=True, console=console)
+        entry = execute(plan, label, seed, folder, resume=True, console=console, side_by_side=jobs)
         assert entry is not None
         return entry
     except Exception as error:
@@ -136,9 +140,9 @@ def describe_failure(plan: Plan, label: str, seed: int, reason: str) -> dict[str
     return describe_run(plan, label, seed) | {"status": "failed", "note": reason}
 
 
-def attempt_anew(content: dict[str, Any], label: str, seed: int, out_dir: Path) -> dict[str, Any]:
+def attempt_anew(content: dict[str, Any], label: str, seed: int, out_dir: Path, jobs: int) -> dict[str, Any]:
     """As `attempt`, in a process that knows only the recipe."""
-    return attempt(make_plan(parse_recipe(content)), label, seed, out_dir)
+    return attempt(make_plan(parse_recipe(content)), label, seed, out_dir, jobs=jobs)
 
 
 def tell(console: Console, plan: Plan, entry: dict[str, Any]) -> None:
@@ -154,7 +158,7 @@ def tell(console: Console, plan: Plan, entry: dict[str, Any]) -> None:
     )
 
 
-def collect(plan: Plan, out_dir: Path, environment: dict[str, Any]) -> dict[str, Any]:
+def collect(plan: Plan, out_dir: Path) -> dict[str, Any]:
     """results.json from what the runs left."""
     recipe, task = plan.recipe, plan.task
     entries = []
@@ -180,6 +184,6 @@ def collect(plan: Plan, out_dir: Path, environment: dict[str, Any]) -> dict[str,
         },
         "claims": recipe.claims,
         "claims_source": recipe.claims_source,
-        "environment": environment,
+        "environment": join_environments([entry["environment"] for entry in entries if entry.get("environment")]),
         "runs": entries,
     }

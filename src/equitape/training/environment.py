@@ -5,6 +5,7 @@ import subprocess
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -23,6 +24,17 @@ def describe_environment() -> dict[str, str | None]:
         "commit": _commit(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+
+
+def join_environments(environments: list[dict[str, Any]]) -> dict[str, str]:
+    """What several runs were made with, as text: the values of a key, each once; of dates the first and the last."""
+    joined = {}
+    for key in {key: None for environment in environments for key in environment}:
+        values = [str(environment.get(key) or "unknown") for environment in environments]
+        if key == "date":
+            values = [min(values), max(values)]
+        joined[key] = ", ".join(dict.fromkeys(values))
+    return joined
 
 
 def _version(package: str) -> str | None:

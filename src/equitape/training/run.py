@@ -18,6 +18,7 @@ from ..model import EquitapeConfig, EquitapeForCausalLM
 from ..tasks.base import IGNORED, Evaluation, Task
 from . import checkpoints
 from .bars import without_bars
+from .environment import describe_environment
 from .files import plain, write_json, write_text
 from .fit import MODEL, fit, uses_bf16, uses_compiler
 from .log import LOG, read_log, thin
@@ -52,10 +53,18 @@ class PadTo:
 
 
 def execute(
-    plan: Plan, label: str, seed: int, run_dir: Path, *, resume: bool = False, console: Console | None = None
+    plan: Plan,
+    label: str,
+    seed: int,
+    run_dir: Path,
+    *,
+    resume: bool = False,
+    console: Console | None = None,
+    side_by_side: int = 1,
 ) -> dict[str, Any] | None:
     """Train and score; returns the entry of results.json, which is also left in run.json beside the weights.
 
+    side_by_side: how many runs share the machine, as the entry will say.
     With several processes all of them train, and one scores; the others get None.
     """
     recipe, task = plan.recipe, plan.task
@@ -76,7 +85,10 @@ def execute(
     def evaluate(model: Any, step: int) -> dict[str, float]:
         return score(model, task, seed, recipe.evaluation.share_while_training, settings).metrics
 
-    entry = describe_run(plan, label, seed) | {"parameters": model.num_parameters()}
+    entry = describe_run(plan, label, seed) | {
+        "parameters": model.num_parameters(),
+        "environment": describe_environment() | {"side_by_side": side_by_side},
+    }
     result = fit(
         model,
         task.training_set(seed),
@@ -151,6 +163,7 @@ def describe_run(plan: Plan, label: str, seed: int) -> dict[str, Any]:
         "evaluate_seconds": None,
         "log": [],
         "evaluation": None,
+        "environment": None,
     }
 
 
