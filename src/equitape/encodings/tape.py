@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from ..kernels import update_field
+from ..kernels import fuses_token, update_field, update_token
 from ..registry import describe_choices
 from .base import LayerEncoding, PositionalEncoding, register_encoding
 from .frequencies import Scaling, check_rotary, inverse_frequencies, position_dtype, softmax_scale
@@ -165,18 +165,16 @@ class TapeLayer(LayerEncoding):
         assert state is not None
         if not (self.carries or self.mixes):
             return state
-        gate = None
-        if self.mixes:
-            gate = self.gate(attended if self.options.source == "attention" else fed)
-        return update_field(
-            state,
-            carried,
-            gate,
-            self.carry if self.carries else None,
-            self.mix_in if self.mixes else None,
-            self.mix_out if self.mixes else None,
-            normalize=self.options.normalize,
-        )
+        carry = self.carry if self.carries else None
+        if not self.mixes:
+            return update_field(state, carried, None, carry, None, None, normalize=self.options.normalize)
+        features = attended if self.options.source == "attention" else fed
+        mixing = (carry, self.mix_in, self.mix_out)
+        # a gate that was replaced, by a quantised one or one with LoRA, knows itself what it computes
+        if type(self.gate) is AlignedLinear and fuses_token(state, features, self.gate.weight):
+            weight = self.gate.weight
+            return update_token(state, carried, features, weight, *mixing, normalize=self.options.normalize)
+        return update_field(state, carried, self.gate(features), *mixing, normalize=self.options.normalize)
 
 
 @register_encoding("tape")

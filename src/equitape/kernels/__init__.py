@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from . import reference
-from .operator import fused_turn_gradients, fused_update
+from .operator import fused_token_update, fused_turn_gradients, fused_update
 
-__all__ = ["turn_gradients", "update_field"]
+__all__ = ["fuses_token", "turn_gradients", "update_field", "update_token"]
 
 CHOICES = ("auto", "reference", "triton")
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -22,6 +22,8 @@ MAX_GROUPS = 32
 MAX_HEADS = 64
 MAX_GATES = 128
 HEAD_DIMS = (16, 256)
+# a single processor reads all of the weight of a token's gates: more than this the others would read sooner
+MAX_TOKEN_WEIGHT = 65536
 
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
 
@@ -51,7 +53,8 @@ def update_field(
     if carried is None and gate is None:
         # nothing to fuse
         return reference.update_field(field, None, None, None, None, None, normalize)
-    obstacle = _obstacle(field, carried, gate, carry, mix_in, mix_out)
+    num_gates = gate.shape[2] if gate is not None else 0
+    obstacle = _obstacle(field, carried, num_gates, gate, carry, mix_in, mix_out)
     if obstacle is not None:
         _refuse_if_demanded(choice, obstacle)
         return reference.update_field(field, carried, gate, carry, mix_in, mix_out, normalize)
@@ -64,6 +67,39 @@ def update_field(
     # autograd sums the gradient of a field shared by the batch
     field = field.expand(batch, -1, -1, -1)
     return fused_update(field, carried, gate, carry, mix_in, mix_out, normalize)
+
+
+def fuses_token(field: Tensor, features: Tensor, gate_weight: Tensor) -> bool:
+    """Whether `update_token` is to be preferred: one token a sequence and no gradients, as in decoding."""
+    if features.shape[1] != 1 or torch.is_grad_enabled() or torch.is_autocast_enabled(field.device.type):
+        return False
+    choice = _choice()
+    if choice == "reference" or (choice == "auto" and not field.is_cuda):
+        return False
+    return gate_weight.dtype == features.dtype == field.dtype and gate_weight.numel() <= MAX_TOKEN_WEIGHT
+
+
+def update_token(
+    field: Tensor,
+    carried: Tensor | None,
+    features: Tensor,
+    gate_weight: Tensor,
+    carry: Tensor | None,
+    mix_in: Tensor,
+    mix_out: Tensor,
+    normalize: bool = False,
+) -> Tensor:
+    """`update_field` for sequences of one token and gates of features [B, 1, C] times gate_weight [I, C], in one kernel
+    where that takes such tensors. Without gradients.
+    """
+    if carried is None or carry is None:
+        carried = carry = None
+    obstacle = _obstacle(field, carried, gate_weight.shape[0], features, gate_weight, carry, mix_in, mix_out)
+    if obstacle is not None:
+        gate = torch.nn.functional.linear(features, gate_weight)
+        return update_field(field, carried, gate, carry, mix_in, mix_out, normalize)
+    field = field.expand(features.shape[0], -1, -1, -1)
+    return fused_token_update(field, carried, features, gate_weight, carry, mix_in, mix_out, normalize)
 
 
 def turn_gradients(
@@ -115,22 +151,22 @@ def _general_obstacle(*tensors: Tensor) -> str | None:
     return None
 
 
-def _obstacle(field: Tensor, carried: Tensor | None, gate: Tensor | None, *weights: Tensor | None) -> str | None:
-    """Why the fused update cannot take these tensors, or None if it can."""
-    given = [tensor for tensor in (carried, gate, *weights, field) if tensor is not None]
+def _obstacle(field: Tensor, carried: Tensor | None, num_gates: int, *others: Tensor | None) -> str | None:
+    """Why the fused update cannot take these tensors, the last three of them weights, or None if it can."""
+    given = [tensor for tensor in (carried, *others, field) if tensor is not None]
     general = _general_obstacle(*given)
     if general is not None:
         return general
     if len({tensor.dtype for tensor in given}) > 1 and not torch.is_autocast_enabled(field.device.type):
         return "the tensors differ in dtype outside autocast"
-    axes = {weight.dim() for weight in weights if weight is not None}
+    axes = {weight.dim() for weight in others[-3:] if weight is not None}
     if len(axes) > 1:
         return "some weights are real and some complex"
     parts = 2 if 3 in axes else 1
     counts = (
         (field.shape[1], MAX_GROUPS, "key-value heads"),
         (carried.shape[1] if carried is not None else 0, MAX_HEADS, "query heads"),
-        (gate.shape[2] if gate is not None else 0, MAX_GATES, "gates"),
+        (num_gates, MAX_GATES, "gates"),
     )
     for count, limit, name in counts:
         if parts * count > limit:

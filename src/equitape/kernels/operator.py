@@ -20,10 +20,16 @@ torch.library.define(
     f"(Tensor gradient, {_INPUTS}, bool wants_field) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 torch.library.define(
+    "equitape::update_token",
+    "(Tensor field, Tensor? carried, Tensor features, Tensor gate_weight, Tensor? carry, Tensor mix_in, "
+    "Tensor mix_out, bool normalize) -> Tensor",
+)
+torch.library.define(
     "equitape::turn_gradients",
     "(Tensor query_slope, Tensor key_slope, Tensor query, Tensor key, Tensor field) -> (Tensor, Tensor, Tensor)",
 )
 fused_update = torch.ops.equitape.update_field.default
+fused_token_update = torch.ops.equitape.update_token.default
 fused_gradients = torch.ops.equitape.update_field_backward.default
 fused_turn_gradients = torch.ops.equitape.turn_gradients.default
 
@@ -98,6 +104,40 @@ def _(
     wants_field: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     return _empty_gradients(field if wants_field else None, carried, gate, carry, mix_in, mix_out, like=gradient)
+
+
+@torch.library.impl("equitape::update_token", DEVICES)
+def _update_token(
+    field: Tensor,
+    carried: Tensor | None,
+    features: Tensor,
+    gate_weight: Tensor,
+    carry: Tensor | None,
+    mix_in: Tensor,
+    mix_out: Tensor,
+    normalize: bool,
+) -> Tensor:
+    """As `_update` for sequences of a single token, with gates from its features [B, 1, C]; without gradients."""
+    from .triton_forward import forward
+
+    updated = _empty_result(field, carried, features)
+    with _on_device(field):
+        forward(updated, field, carried, features, carry, mix_in, mix_out, normalize, gate_weight)
+    return updated
+
+
+@torch.library.register_fake("equitape::update_token")
+def _(
+    field: Tensor,
+    carried: Tensor | None,
+    features: Tensor,
+    gate_weight: Tensor,
+    carry: Tensor | None,
+    mix_in: Tensor,
+    mix_out: Tensor,
+    normalize: bool,
+) -> Tensor:
+    return _empty_result(field, carried, features)
 
 
 @torch.library.impl("equitape::turn_gradients", DEVICES)

@@ -75,7 +75,7 @@ class Update:
             tokens=tokens,
             groups=groups,
             heads=carried.shape[1] if carried is not None else 1,
-            gates=gate.shape[2] if gate is not None else 1,
+            gates=mix_in.shape[-2] if mix_in is not None else 1,
             dim=dim // parts,
             compute=source.dtype,
             has_carry=carried is not None,

@@ -1,6 +1,7 @@
 """The field update, forward, in one pass: reads the field, the carried field and the gates once and writes the result.
 
-Shapes and the algorithm: triton_field.py.
+Of a single token, as in decoding, it also computes the gates from the features: a product of its own would take as long
+as all the rest. Shapes and the algorithm: triton_field.py.
 """
 
 # mypy: allow-untyped-defs, no-check-untyped-defs
@@ -30,6 +31,33 @@ from .triton_field import (
 
 CHUNK = 1024
 PROGRAMS_PER_PROCESSOR = 4
+# of a single token: more warps to fetch the weight of the gates, whose tiles have this many elements
+TOKEN_WARPS = 8
+WEIGHT_TILE = 16384
+
+
+@triton.jit
+def compute_gates(
+    features,
+    weight,
+    strides,
+    sequence,
+    WIDTH: tl.constexpr,
+    K: tl.constexpr,
+    GATES: tl.constexpr,
+    PADDED: tl.constexpr,
+    PARTS: tl.constexpr,
+):
+    """Gates [1, J] in float32 of the only token of a sequence, features times a contiguous weight [GATES, WIDTH]."""
+    index = (tl.arange(0, PARTS * PADDED) % PADDED)[:, None]
+    products = tl.zeros((PARTS * PADDED, K), tl.float32)
+    # not a loop: all of the weight can be on its way at once
+    for start in tl.static_range(0, WIDTH, K):
+        column = start + tl.arange(0, K)[None, :]
+        x = tl.load(features + sequence * strides[0] + column * strides[2], mask=column < WIDTH, other=0.0)
+        w = tl.load(weight + index * WIDTH + column, mask=(index < GATES) & (column < WIDTH), other=0.0)
+        products += w.to(tl.float32) * x.to(tl.float32)
+    return tl.sum(products, 1)[None, :]
 
 
 @triton.jit
@@ -41,6 +69,7 @@ def update_kernel(
     carry,
     mix_in,
     mix_out,
+    gate_weight,
     updated_strides,
     field_strides,
     carried_strides,
@@ -63,8 +92,13 @@ def update_kernel(
     EPSILON: tl.constexpr,
     EXACT: tl.constexpr,
     COMPUTE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    K: tl.constexpr,
 ):
-    """Form z'' = z + T z + K c of every token, divided by its root mean square if NORMALIZE."""
+    """Form z'' = z + T z + K c of every token, divided by its root mean square if NORMALIZE.
+
+    WIDTH: zero, or the number of features of the only token of each sequence, given instead of its gates.
+    """
     weight_carry, weight_in = 0.0, 0.0
     if HAS_CARRY:
         weight_carry = load_weight(carry, GROUPS, HEADS, PADDED_GROUPS, PADDED_HEADS, PARTS)
@@ -77,7 +111,10 @@ def update_kernel(
         token = (tile % tiles_per_sequence) * S + tl.arange(0, S)
         gated = 0.0
         if HAS_MIX:
-            gates = load_gates(gate, gate_strides, sequence, token, tokens, GATES, PADDED_GATES, PARTS)
+            if WIDTH:
+                gates = compute_gates(gate, gate_weight, gate_strides, sequence, WIDTH, K, GATES, PADDED_GATES, PARTS)
+            else:
+                gates = load_gates(gate, gate_strides, sequence, token, tokens, GATES, PADDED_GATES, PARTS)
             gated = gated_weight(silu(gates), weight_out, COMPUTE)
         mixing, carrying = token_matrices(gated, weight_in, weight_carry, S, HAS_CARRY, HAS_MIX, COMPUTE)
 
@@ -114,16 +151,28 @@ def forward(
     mix_in: Tensor | None,
     mix_out: Tensor | None,
     normalize: bool,
+    gate_weight: Tensor | None = None,
 ) -> None:
-    """Write z'' into updated [B, G, N, D]. Other arguments are as in reference.py, the field with its whole batch."""
-    tensors = (updated, field, carried, gate, contiguous(carry), contiguous(mix_in), contiguous(mix_out))
+    """Write z'' into updated [B, G, N, D]. Other arguments are as in reference.py, the field with its whole batch.
+
+    gate_weight: [I, C] where `gate` holds the features [B, 1, C] of the only token instead of its gates.
+    """
+    weights = (contiguous(carry), contiguous(mix_in), contiguous(mix_out), contiguous(gate_weight))
+    tensors = (updated, field, carried, gate, *weights)
 
     def plan() -> Plan:
         update = Update.of(field, carried, gate, carry, mix_in, normalize)
+        constants = {"EXACT": update.exact(field), **update.constants(CHUNK, num_fields=1, device=field.device)}
+        constants |= {"WIDTH": 0, "K": 0}
+        if gate_weight is not None:
+            width = gate_weight.shape[1]
+            tile = WEIGHT_TILE // (update.parts * constants["PADDED_GATES"])
+            constants |= {"WIDTH": width, "K": min(tile, triton.next_power_of_2(width)), "S": 1}
+            constants |= {"num_warps": TOKEN_WARPS, "num_stages": 1}
         return Plan(
             grid=(num_programs(field.device, num_tiles(field), PROGRAMS_PER_PROCESSOR),),
             numbers=(*map(strides, tensors[:4]), update.tokens, num_tiles(field)),
-            constants={"EXACT": update.exact(field), **update.constants(CHUNK, num_fields=1, device=field.device)},
+            constants=constants,
         )
 
     launch(update_kernel, tensors, normalize, plan)
