@@ -16,6 +16,7 @@ import argparse
 import json
 import shutil
 import statistics
+import sys
 import tempfile
 import time
 from contextlib import contextmanager
@@ -27,7 +28,7 @@ from torch.utils.data import DataLoader
 
 from equitape import EquitapeForCausalLM
 from equitape.training.environment import describe_environment
-from equitape.training.fit import Collate, FirstExamples, fit, uses_bf16
+from equitape.training.fit import Collate, FirstExamples, fit, unmasked_length, uses_bf16
 from equitape.training.log import StepLog
 from equitape.training.plan import make_plan
 from equitape.training.recipe import load_recipe, parse_recipe
@@ -100,7 +101,7 @@ def bare_loop(plan, label, settings, watch):
     loader = DataLoader(
         FirstExamples(plan.task.training_set(0), settings.steps * settings.batch_size),
         batch_size=settings.batch_size,
-        collate_fn=Collate(plan.task.collate),
+        collate_fn=Collate(plan.task.collate, unmasked_length(model)),
         num_workers=settings.workers if settings.workers is not None else (4 if cuda else 0),
         pin_memory=cuda,
     )
@@ -171,6 +172,7 @@ def main():
             step, rest = watch.per_step(options.windows * options.log_every)
             steps.setdefault(name, []).append(1000 * step)
             outside.setdefault(name, []).append(1000 * rest)
+            print(f"round {number + 1}, {name}: {1000 * step:.2f} ms a step", file=sys.stderr, flush=True)
     fastest = {name: min(times) for name, times in steps.items()}
     rests = {name: statistics.median(times) for name, times in outside.items()}
     told = {
