@@ -163,7 +163,8 @@ def _(
 def _empty_result(field: Tensor, carried: Tensor | None, gate: Tensor | None) -> Tensor:
     source = carried if carried is not None else gate
     assert source is not None
-    return field.new_empty(field.shape, dtype=torch.promote_types(field.dtype, source.dtype))
+    dtype = field.dtype if field.dtype == source.dtype else torch.promote_types(field.dtype, source.dtype)
+    return torch.empty_like(field, dtype=dtype, memory_format=torch.contiguous_format)
 
 
 def _empty_gradients(
@@ -176,7 +177,8 @@ def _empty_gradients(
     like: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     def contiguous(tensor: Tensor | None) -> Tensor:
-        return like.new_empty(0) if tensor is None else tensor.new_empty(tensor.shape)
+        # of all that makes a tensor, this takes the host the least time
+        return like.new_empty(0) if tensor is None else torch.empty_like(tensor, memory_format=torch.contiguous_format)
 
     # the carried field is a slice of what attention put out: its gradient keeps the order of those axes in memory
     carried_gradient = like.new_empty(0) if carried is None else torch.empty_like(carried)
@@ -192,10 +194,12 @@ def _empty_gradients(
 
 def _empty_turn_gradients(query: Tensor, key: Tensor, field: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     # heads of a token side by side, as the projections want the gradients of their outputs
-    def by_token(heads: Tensor) -> Tensor:
-        return torch.empty_like(heads.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
+    def by_token(tensor: Tensor) -> Tensor:
+        batch, heads, tokens, dim = tensor.shape
+        strides = (tokens * heads * dim, dim, heads * dim, 1)
+        return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
 
-    return by_token(query), by_token(key), field.new_empty(field.shape)
+    return by_token(query), by_token(key), torch.empty_like(field, memory_format=torch.contiguous_format)
 
 
 def _on_device(tensor: Tensor) -> Any:
