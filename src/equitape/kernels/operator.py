@@ -195,7 +195,7 @@ def _empty_gradients(
 def _empty_turn_gradients(query: Tensor, key: Tensor, field: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     # heads of a token side by side, as the projections want the gradients of their outputs
     def by_token(tensor: Tensor) -> Tensor:
-        batch, heads, tokens, dim = tensor.shape
+        _, heads, tokens, dim = tensor.shape
         strides = (tokens * heads * dim, dim, heads * dim, 1)
         return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
 
