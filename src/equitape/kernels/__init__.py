@@ -71,10 +71,10 @@ def update_field(
 
 def fuses_token(field: Tensor, features: Tensor, gate_weight: Tensor) -> bool:
     """Whether `update_token` is to be preferred: one token a sequence and no gradients, as in decoding."""
-    if features.shape[1] != 1 or torch.is_grad_enabled() or torch.is_autocast_enabled(field.device.type):
-        return False
     choice = _choice()
     if choice == "reference" or (choice == "auto" and not field.is_cuda):
+        return False
+    if features.shape[1] != 1 or torch.is_grad_enabled() or torch.is_autocast_enabled(field.device.type):
         return False
     return gate_weight.dtype == features.dtype == field.dtype and gate_weight.numel() <= MAX_TOKEN_WEIGHT
 
