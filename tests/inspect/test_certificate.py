@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from cases import CASES, build
 from equitape.inspect import certify
@@ -125,6 +125,63 @@ def test_models_of_other_classes():
     assert (found["shift"], found["rotation"]) == ("not promised", "does not apply")
     assert (found["causality"], found["cache"], found["padding"]) == ("pass", "pass", "pass")
     assert certificate.encoding == "unknown"
+
+
+@pytest.mark.parametrize("rows", [2, 3, 6, 9, 16, 17, 20])
+def test_short_tables_are_checked_as_far_as_they_go(rows):
+    """Lengths are capped so that one id is left for a shift; nothing is refused."""
+    certificate = certify(build("learned", max_position_embeddings=rows), num_tokens=16)
+    assert certificate.passed
+    assert certificate.num_tokens == min(16, rows - 1)
+    found = {check.name: check for check in certificate.checks}
+    assert found["shift"].verdict == "not promised"
+    assert found["shift"].error > 1e-2
+    for name in ("causality", "cache", "padding"):
+        assert found[name].verdict == ("pass" if rows > 2 else "does not apply")
+        assert ("too few tokens" in found[name].note) == (rows == 2)
+    told = (
+        [] if rows > 16 else [f"The model takes {rows} tokens at most, so the checks ran on {rows - 1} instead of 16."]
+    )
+    assert certificate.notes == told
+
+
+def test_a_table_of_one_row_leaves_nothing_to_check():
+    checks = certify(build("learned", max_position_embeddings=1), num_tokens=16).checks
+    assert {check.verdict for check in checks} == {"does not apply"}
+    assert "beyond the learned table of 1 rows" in checks[0].note
+
+
+def test_ranges_that_are_drawn_from_cap_the_length_too():
+    certificate = certify(build("randpe-sampled", {"range": 12}), num_tokens=16)
+    assert certificate.passed
+    assert (certificate.num_tokens, verdicts(certificate)["causality"]) == (11, "pass")
+
+
+def test_broken_promises_are_found_in_short_tables():
+    model = build("learned", max_position_embeddings=10)
+    for block in model.model.layers:
+        block.mlp.register_forward_hook(lambda module, inputs, output: output + 0.3 * output.mean(1, keepdim=True))
+    found = verdicts(certify(model, num_tokens=16))
+    assert (found["causality"], found["cache"], found["padding"]) == ("fail", "fail", "fail")
+
+
+def test_short_tables_of_other_classes():
+    config = GPT2Config(vocab_size=41, n_positions=14, n_embd=32, n_layer=2, n_head=4, bos_token_id=1, eos_token_id=1)
+    certificate = certify(GPT2LMHeadModel(config).double().eval(), num_tokens=16)
+    assert certificate.passed
+    assert certificate.num_tokens == 13
+    assert [verdicts(certificate)[name] for name in ("causality", "cache", "padding")] == ["pass"] * 3
+
+
+def test_errors_that_no_length_helps_are_raised():
+    model = build("learned")
+
+    def refuse(*inputs):
+        raise ValueError("no weights yet")
+
+    model.model.layers[0].register_forward_pre_hook(refuse)
+    with pytest.raises(ValueError, match="no weights yet"):
+        certify(model)
 
 
 def test_single_precision_and_refusals():

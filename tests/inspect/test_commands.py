@@ -13,6 +13,7 @@ from equitape import EquitapeForCausalLM
 from equitape.adapt import adapt, save_adapter
 from equitape.cli import app
 from equitape.data.tokenizers import byte_tokenizer
+from equitape.inspect.load import names_missing_file
 
 runner = CliRunner()
 
@@ -67,6 +68,44 @@ def test_inspect_reads_files_and_cuts_them_openly(folder, tmp_path):
     assert "20 of 300" in (tmp_path / "inspect.html").read_text()
 
 
+def test_inspect_says_when_there_is_no_such_file(folder, tmp_path):
+    result = run("inspect", folder, "--text", "missing_file.txt", "--out", tmp_path / "out", "--no-stability")
+    assert result.exit_code == 0, result.output
+    told = "'missing_file.txt' was read as text, no such file is there."
+    assert told in flat(result)
+    assert told.replace("'", "&#39;") in (tmp_path / "out" / "inspect.html").read_text()
+    assert json.loads((tmp_path / "out" / "inspect.json").read_text())["notes"][0] == told
+
+
+def test_what_reads_like_a_path(tmp_path):
+    (tmp_path / "book.txt").write_text("word")
+    for given in ("missing_file.txt", "some/folder", str(tmp_path), f"{tmp_path}/boook.txt"):
+        assert names_missing_file(given)
+    for given in (f"{tmp_path}/book.txt", "word", "see book.txt and more", "a/b \n", "end.", "", "x" * 5000, "a\0b"):
+        assert not names_missing_file(given)
+
+
+def test_inspect_of_texts_that_fill_a_table(tmp_path):
+    build("learned", dtype=torch.float32, max_position_embeddings=16).save_pretrained(tmp_path / "model")
+    ids = " ".join(map(str, range(16)))
+    result = run("inspect", tmp_path / "model", "--ids", ids, "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert "3 [BOS] in front: Position id 18 is beyond the learned table of 16 rows" in flat(result)
+    page = (tmp_path / "out" / "inspect.html").read_text()
+    assert "3 [BOS] in front: Position id 18 is beyond" in page
+    assert "attention, x 0.01" not in page
+    assert json.loads((tmp_path / "out" / "inspect.json").read_text())["stability"]["changes"] == []
+
+
+def test_inspect_without_a_tokenizer_names_ids(tmp_path):
+    build("rope", dtype=torch.float32).save_pretrained(tmp_path / "model")
+    result = run("inspect", tmp_path / "model", "--text", "12+30=", "--out", tmp_path / "out")
+    assert result.exit_code == 2
+    assert "There is no tokenizer in" in flat(result)
+    assert "reads token ids: --ids '3 1 4'." in flat(result)
+    assert not (tmp_path / "out").exists()
+
+
 def test_inspect_takes_ids_and_a_window(folder, tmp_path):
     result = run("inspect", folder, "--ids", "3, 1 4 1 5 9 2 6", "--show", "2:6", "--out", tmp_path, "--no-stability")
     assert result.exit_code == 0, result.output
@@ -86,6 +125,7 @@ def test_inspect_compares_with_other_models(folder, tmp_path):
         (["--text", "ab", "--ids", "1 2"], "both was given"),
         ([], "neither was given"),
         (["--ids", "1 x 3"], "--ids holds 'x'"),
+        (["--ids", "numbers.txt"], "There is no file 'numbers.txt'."),
         (["--ids", "1 999"], "Token 999 is not in the model's vocabulary of 258"),
         (["--ids", "7"], "The text has 1 tokens"),
         (["--ids", "1 2 3", "--show", "1-2"], "it must be FIRST:END"),
@@ -128,6 +168,14 @@ def test_check_does_not_fail_what_is_not_promised(tmp_path):
     result = run("check", tmp_path / "learned")
     assert result.exit_code == 0, result.output
     assert "not promised" in flat(result)
+
+
+def test_check_of_a_short_table(tmp_path):
+    build("learned", dtype=torch.float32, max_position_embeddings=12).save_pretrained(tmp_path / "learned")
+    result = run("check", tmp_path / "learned")
+    assert result.exit_code == 0, result.output
+    assert "The model takes 12 tokens at most, so the checks ran on 11 instead of 32." in flat(result)
+    assert "all promises kept" in flat(result)
 
 
 @pytest.fixture(scope="module")

@@ -94,6 +94,23 @@ def test_what_cannot_be_measured_is_told():
     assert "first 128 of 200" in long.notes[0]
 
 
+def test_texts_that_fill_a_table_are_told():
+    model = build("learned", max_position_embeddings=16)
+    stability = measure_stability(model, draw_tokens(1, 16), 1)
+    assert stability.changes == []
+    assert stability.shown_layers() == []
+    notes = " ".join(stability.notes)
+    assert "3 [BOS] in front: Position id 18 is beyond" in notes
+    assert "ids from 3: Position id 18 is beyond" in notes
+    # a model with a shorter table than the first one's
+    stability = measure_stability(build("rope"), draw_tokens(1, 20), 1, {"short": model})
+    assert {change.model for change in stability.changes} == {"rope"}
+    assert "short: Position id 19 is beyond" in " ".join(stability.notes)
+    # where one disturbance fits, it is measured
+    stability = measure_stability(model, draw_tokens(1, 14), 1, starts=(2, 3))
+    assert [change.disturbance for change in stability.changes] == ["ids from 2"]
+
+
 def test_a_model_at_its_start_is_called_so():
     model = build("tape")
     for name, parameter in model.named_parameters():

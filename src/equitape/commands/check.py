@@ -12,7 +12,9 @@ def check(
     dtype: Annotated[
         str, typer.Option(help="float64, or float32 for models too large for it (rounding then hides small breaks).")
     ] = "float64",
-    tokens: Annotated[int, typer.Option(min=8, help="Random tokens in a row.")] = 32,
+    tokens: Annotated[
+        int, typer.Option(min=8, help="Random tokens in a row; fewer where the model takes no more.")
+    ] = 32,
     seed: Annotated[int, typer.Option(help="Which random tokens.")] = 0,
     json: Annotated[bool, typer.Option("--json", help="Print JSON for programs to read.")] = False,
 ) -> None:

@@ -9,7 +9,9 @@ from rich.console import Console
 
 def inspect(
     model: Annotated[str, typer.Argument(help="Folder of a saved model, of a run or of an adapter.")],
-    text: Annotated[str | None, typer.Option(help="What it reads: a file, or the text itself.")] = None,
+    text: Annotated[
+        str | None, typer.Option(help="What it reads: a file, or, where no such file is there, the text itself.")
+    ] = None,
     ids: Annotated[str | None, typer.Option(help="Token ids instead of text: a file, or numbers like '3 1 4'.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for page, figures and pictures.")] = Path("inspect"),
     tokenizer: Annotated[

@@ -28,6 +28,10 @@ LIMITS = {torch.float64: 1e-6, torch.float32: 1e-2}
 """Rounding grows with depth: SmolLM2-135M, 30 layers, errs by 9e-9 and 5e-4. A broken promise shows at 1e-1."""
 OFFSETS = (1, 1000, 1_000_000)
 ROWS = 2
+LEAST_TOKENS = 8
+"""Fewer are checked only where a model takes no more."""
+REFUSALS = (ValueError, IndexError)
+"""How models say that an id is beyond their table: those of ours, and PyTorch for all others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,24 +65,26 @@ def certify(model: Any, num_tokens: int = 32, seed: int = 0) -> Certificate:
     """Check shifts, rotations, causality, cache and padding on random tokens, in the dtype the model has.
 
     Works for causal language models of any class that take position ids; those of ours are also turned frequency by
-    frequency. float64 (`model.double()`) tells broken promises from rounding best.
+    frequency. float64 (`model.double()`) tells broken promises from rounding best. A model whose table of positions is
+    too short for num_tokens is checked on as many as it has room for.
     """
     dtype = next(model.parameters()).dtype
     if dtype not in LIMITS:
         raise ValueError(
             f"The model is in {dtype}, which rounds too much for a certificate; use model.float() or double()."
         )
-    if num_tokens < 8:
-        raise ValueError(f"num_tokens is {num_tokens}; it must be 8 or more.")
+    if num_tokens < LEAST_TOKENS:
+        raise ValueError(f"num_tokens is {num_tokens}; it must be {LEAST_TOKENS} or more.")
     training = model.training
     model.eval()
     try:
-        checks = Checker(model, num_tokens, seed, LIMITS[dtype])
+        taken, cut = room_for(model, num_tokens)
+        checks = Checker(model, taken, seed, LIMITS[dtype])
         found = [checks.shift(), checks.rotation(), checks.causality(), checks.cache(), checks.padding()]
     finally:
         model.train(training)
     encoding = checks.encoding
-    notes = []
+    notes = [cut] if cut else []
     if checks.spread == 0:
         notes.append("All logits are equal, so nothing can differ: the checks say nothing.")
     if encoding is not None and has_update(model) and is_at_start(model.base_model):
@@ -87,7 +93,7 @@ def certify(model: Any, num_tokens: int = 32, seed: int = 0) -> Certificate:
         encoding="unknown" if encoding is None else encoding.kind,
         dtype=str(dtype).removeprefix("torch."),
         limit=LIMITS[dtype],
-        num_tokens=num_tokens,
+        num_tokens=taken,
         checks=found,
         notes=notes,
     )
@@ -96,6 +102,39 @@ def certify(model: Any, num_tokens: int = 32, seed: int = 0) -> Certificate:
 def has_update(model: Any) -> bool:
     """Whether any block has weights that change the state."""
     return any(name.endswith((".carry", ".mix_out")) for name, _ in model.named_parameters())
+
+
+def room_for(model: Any, num_tokens: int) -> tuple[int, str]:
+    """(tokens to check, why they are fewer than asked for or "").
+
+    Found by trying, since no class of models says which ids it takes. One id is left over where there are two, so that
+    a shift by one can be measured.
+    """
+    refusal = refusal_of(model, num_tokens + 1)
+    if refusal is None:
+        return num_tokens, ""
+    taken, refused = 0, num_tokens + 1
+    while refused - taken > 1:
+        middle = (taken + refused) // 2
+        if refusal_of(model, middle) is None:
+            taken = middle
+        else:
+            refused = middle
+    if taken == 0:
+        # not a matter of length
+        raise refusal
+    kept = max(1, taken - 1)
+    return kept, f"The model takes {taken} tokens at most, so the checks ran on {kept} instead of {num_tokens}."
+
+
+def refusal_of(model: Any, num_tokens: int) -> ValueError | IndexError | None:
+    """What a model says against a text of this length; None where it takes it."""
+    try:
+        with torch.no_grad():
+            model(input_ids=torch.zeros((1, num_tokens), dtype=torch.long, device=model.device), use_cache=False)
+    except REFUSALS as refusal:
+        return refusal
+    return None
 
 
 class Checker:
@@ -142,12 +181,12 @@ class Checker:
             try:
                 errors.append(self.error(self.logits(self.tokens, position_ids=ids), self.expected))
                 tried.append(f"{offset:,}")
-            except (ValueError, IndexError) as refusal:
+            except REFUSALS as refusal:
                 note = f"Ids from {offset:,} on are refused: {refusal}"
                 break
         promised = self.encoding is not None and self.encoding.shift_invariant
         if not errors:
-            return Check(name="shift", meaning=meaning, verdict=FAIL if promised else NOT_PROMISED, note=note)
+            return Check(name="shift", meaning=meaning, verdict=FAIL if promised else NOT_APPLICABLE, note=note)
         if self.encoding is None:
             note = f"This class of model declares nothing about shifts. {note}".strip()
         elif not promised:
@@ -186,19 +225,27 @@ class Checker:
         ]
         return max(gap if math.isfinite(gap) else math.inf for gap in gaps)
 
+    def single_token(self, name: str, meaning: str) -> Check:
+        """What a check says that compares a token with others."""
+        note = "The model takes too few tokens: there is one, and none before or after it."
+        return Check(name=name, meaning=meaning, verdict=NOT_APPLICABLE, note=note)
+
     def causality(self) -> Check:
         """Later tokens changed, and further ones added."""
+        note, meaning = "", "later tokens change nothing before them"
         half = self.num_tokens // 2
+        if half == 0:
+            return self.single_token("causality", meaning)
         changed = torch.cat((self.tokens[:, :half], self.drawn[:, self.num_tokens : 2 * self.num_tokens - half]), dim=1)
         errors = [self.error(self.logits(changed)[:, :half], self.expected[:, :half])]
-        note, meaning = "", "later tokens change nothing before them"
         if self.is_random:
             note = "Positions are drawn at random for each length, so longer texts were not compared."
         elif self.encoding is not None and not self.encoding.causal:
             note = f"{self.encoding.kind!r} declares that a longer text changes earlier outputs; none was tried."
         else:
-            longer = self.drawn[:, : self.num_tokens + 5]
-            errors.append(self.error(self.logits(longer)[:, : self.num_tokens], self.expected))
+            # a beginning against the whole, so that no ids are needed beyond those of the text
+            start = self.num_tokens - min(5, half)
+            errors.append(self.error(self.logits(self.tokens[:, :start]), self.expected[:, :start]))
         return self.judge("causality", meaning, errors, note=note)
 
     def cache(self) -> Check:
@@ -208,8 +255,10 @@ class Checker:
         if refusal is not None or self.is_random:
             note = f"A cache is refused: {refusal}." if refusal else "Positions are drawn at random."
             return Check(name="cache", meaning=meaning, verdict=NOT_APPLICABLE, note=note)
+        if self.num_tokens < 2:
+            return self.single_token("cache", meaning)
         errors = []
-        for first in (1, self.num_tokens - 4):
+        for first in (1, max(1, self.num_tokens - 4)):
             cache = DynamicCache(config=self.model.config)
             sizes = [first] + [1] * (min(self.num_tokens - first, 12))
             parts, start = [], 0
@@ -226,7 +275,9 @@ class Checker:
         meaning = "a padded row has the logits of the row by itself"
         if self.is_random:
             return Check(name="padding", meaning=meaning, verdict=NOT_APPLICABLE, note="Positions are drawn at random.")
-        length = self.num_tokens - 3
+        if self.num_tokens < 2:
+            return self.single_token("padding", meaning)
+        length = max(1, self.num_tokens - 3)
         alone = self.logits(self.tokens[1:, :length])
         errors = []
         for place in (slice(self.num_tokens - length, None), slice(0, length)):

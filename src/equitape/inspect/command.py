@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 
 from ..loading import load_model, load_tokenizer_of
 from .load import Text, begin_token_of, read_numbers, read_text
@@ -67,6 +68,7 @@ def run(settings: InspectSettings, console: Console) -> None:
             also[name] = load_model(folder, settings.dtype)
         stability = measure_stability(model, text.input_ids, text.begin_token, also)
     name = Path(settings.model).name or settings.model
+    notes = [text.note] * bool(text.note) + seen.notes()
     facts = facts_of(settings, model, text)
     write_page(
         settings.out / PAGE,
@@ -77,7 +79,7 @@ def run(settings: InspectSettings, console: Console) -> None:
     )
     numbers = {
         "facts": dict(facts),
-        "notes": seen.notes(),
+        "notes": notes,
         "by_layer": {line["title"]: line["values"] for line in lines_of(seen)},
         "stability": None if stability is None else asdict(stability),
     }
@@ -88,8 +90,8 @@ def run(settings: InspectSettings, console: Console) -> None:
         print_stability(stability, console)
     if text.total > seen.num_tokens:
         console.print(f"The text has {text.total} tokens; the first {seen.num_tokens} were read.", highlight=False)
-    for note in seen.notes():
-        console.print(note, highlight=False)
+    for note in notes:
+        console.print(escape(note), highlight=False)
     names = ", ".join(path.name for path in pictures)
     console.print(f"Written to {settings.out}: {PAGE}, {NUMBERS}, {names}.", highlight=False, soft_wrap=True)
 
@@ -101,7 +103,13 @@ def find_text(settings: InspectSettings, model: Any) -> Text:
         begin = begin_token_of(config, None)
         return read_numbers(settings.ids, config.vocab_size, settings.max_tokens, begin)
     assert settings.text is not None
-    tokenizer = load_tokenizer_of(settings.model, settings.base, settings.tokenizer)
+    try:
+        tokenizer = load_tokenizer_of(settings.model, settings.base, settings.tokenizer)
+    except ValueError as error:
+        if settings.tokenizer is not None:
+            raise
+        hint = "A model without one, as of a synthetic task, reads token ids: --ids '3 1 4'."
+        raise ValueError(f"{error} {hint}") from None
     begin = begin_token_of(config, tokenizer)
     return read_text(settings.text, tokenizer, config.vocab_size, settings.max_tokens, begin)
 
@@ -113,6 +121,7 @@ def facts_of(settings: InspectSettings, model: Any, text: Text) -> list[tuple[st
     found = {
         "encoding": ", ".join(f"{key}={value}" for key, value in model.config.encoding.items()),
         "dtype": settings.dtype,
+        "text": text.note or None,
         "tokens read": f"{text.input_ids.shape[1]} of {text.total}",
         "[BOS] of the table of stability": f"token {text.begin_token}",
         **describe_environment(),

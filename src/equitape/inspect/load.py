@@ -1,5 +1,6 @@
 """From what a user types to tokens: files, strings, numbers."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ class Text:
     """Tokens of the whole text; more than N where it was cut."""
     begin_token: int
     """What stands for [BOS]."""
+    note: str = ""
+    """What a reader must know of where it came from."""
 
 
 def read_numbers(given: str, vocab_size: int, max_tokens: int, begin_token: int) -> Text:
@@ -28,7 +31,8 @@ def read_numbers(given: str, vocab_size: int, max_tokens: int, begin_token: int)
     words = read_string(given).replace(",", " ").split()
     wrong = [word for word in words if not (word.isascii() and word.isdigit())]
     if wrong:
-        raise ValueError(f"--ids holds {wrong[0]!r}; token ids are whole numbers from 0.")
+        no_file = f" There is no file {given!r}." if names_missing_file(given) else ""
+        raise ValueError(f"--ids holds {wrong[0]!r}; token ids are whole numbers from 0.{no_file}")
     ids = [int(word) for word in words]
     return make_text(ids, [str(number) for number in ids], vocab_size, max_tokens, begin_token)
 
@@ -38,23 +42,38 @@ def read_text(given: str, tokenizer: Any, vocab_size: int, max_tokens: int, begi
     ids = tokenizer(read_string(given))["input_ids"]
     # a text is cut before its tokens are named one by one
     labels = [label_of(tokenizer, number) for number in ids[:max_tokens]]
-    return make_text(ids, labels, vocab_size, max_tokens, begin_token)
+    # not refused: words such as "and/or" and "example.com" are texts too
+    note = f"{given!r} was read as text, no such file is there." if names_missing_file(given) else ""
+    return make_text(ids, labels, vocab_size, max_tokens, begin_token, note)
 
 
 def read_string(given: str) -> str:
     """What a file holds, or the string itself where there is no such file."""
     try:
-        found = Path(given).is_file()
-    except (OSError, ValueError):
-        # too long for the name of a file, or with a zero byte in it
-        found = False
-    try:
-        return Path(given).read_text(encoding="utf-8") if found else given
+        return Path(given).read_text(encoding="utf-8") if is_file(given) else given
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"The file {given!r} cannot be read as text ({error}).") from None
 
 
-def make_text(ids: list[int], labels: list[str], vocab_size: int, max_tokens: int, begin_token: int) -> Text:
+def is_file(given: str) -> bool:
+    """Whether a file of this name is there."""
+    try:
+        return Path(given).is_file()
+    except (OSError, ValueError):
+        # too long for the name of a file, or with a zero byte in it
+        return False
+
+
+def names_missing_file(given: str) -> bool:
+    """Whether a string reads like the path of a file, a single word with a suffix or a separator, and none is there."""
+    if is_file(given) or len(given.split()) != 1 or given != given.strip():
+        return False
+    return bool(Path(given).suffix) or any(mark in given for mark in (os.sep, os.altsep) if mark)
+
+
+def make_text(
+    ids: list[int], labels: list[str], vocab_size: int, max_tokens: int, begin_token: int, note: str = ""
+) -> Text:
     """Check the tokens and cut what is too long."""
     if max_tokens < 2:
         raise ValueError(f"max_tokens is {max_tokens}; it must be 2 or more.")
@@ -64,7 +83,13 @@ def make_text(ids: list[int], labels: list[str], vocab_size: int, max_tokens: in
     wrong = [number for number in kept if not 0 <= number < vocab_size]
     if wrong:
         raise ValueError(f"Token {wrong[0]} is not in the model's vocabulary of {vocab_size}; use its own tokenizer.")
-    return Text(input_ids=torch.tensor([kept]), labels=labels[:max_tokens], total=len(ids), begin_token=begin_token)
+    return Text(
+        input_ids=torch.tensor([kept]),
+        labels=labels[:max_tokens],
+        total=len(ids),
+        begin_token=begin_token,
+        note=note,
+    )
 
 
 def label_of(tokenizer: Any, number: int) -> str:

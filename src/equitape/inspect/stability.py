@@ -58,6 +58,8 @@ class Stability:
 
     def shown_layers(self) -> list[int]:
         """Layers 1, 2, 4, 8, ... and the last, counted from 1 as the paper does."""
+        if not self.changes:
+            return []
         last = len(self.changes[0].attention)
         return sorted({2**power for power in range(last.bit_length()) if 2**power <= last} | {last})
 
@@ -167,20 +169,25 @@ def unequivariant_twin(decoder: EquitapeModel) -> EquitapeModel:
 def disturb(
     variant: Variant, text: Tensor, begin_token: int, starts: Sequence[int], notes: list[str]
 ) -> Iterator[Change]:
-    """One Change for tokens in front, and one for every other start of the ids."""
-    num_tokens = text.shape[1]
-    original = run(variant.model, text)
+    """One Change for tokens in front, and one for every other start of the ids; a note where a model refuses one."""
+    try:
+        original = run(variant.model, text)
+    except ValueError as error:
+        notes.append(f"{variant.name}: {error}")
+        return
     front = torch.full((1, NUM_BEGIN_TOKENS), begin_token)
     with_front = torch.cat((front.to(text), text), dim=1)
-    yield compare(variant, f"{NUM_BEGIN_TOKENS} [BOS] in front", original, run(variant.model, with_front))
+    moves: dict[str, tuple[Tensor, Tensor | None]] = {f"{NUM_BEGIN_TOKENS} [BOS] in front": (with_front, None)}
     for start in starts:
-        ids = torch.arange(start, start + num_tokens)[None]
+        moves[f"ids from {start:,}"] = (text, torch.arange(start, start + text.shape[1])[None])
+    for name, (tokens, ids) in moves.items():
+        # a table of positions may have no room for it
         try:
-            moved = run(variant.model, text, ids)
+            moved = run(variant.model, tokens, ids)
         except ValueError as error:
-            notes.append(f"{variant.name}, ids from {start:,}: {error}")
+            notes.append(f"{variant.name}, {name}: {error}")
             continue
-        yield compare(variant, f"ids from {start:,}", original, moved)
+        yield compare(variant, name, original, moved)
 
 
 def run(model: Any, text: Tensor, ids: Tensor | None = None) -> list[tuple[Tensor, Tensor | None]]:
