@@ -53,6 +53,23 @@ class Grid:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Bars:
+    """A score of several things, such as tasks or bins of lengths; NaN where there is none."""
+
+    title: str
+    row_label: str
+    rows: list[str]
+    value_label: str
+    values: list[float]
+    counts: list[int] | None = None
+    """How many examples each is of, where that differs."""
+    most: float | None = None
+    """What a score can be at most, where that is known."""
+    errors: list[float] | None = None
+    """The standard error of each, NaN where there is none."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Report:
     """What a model achieved."""
 
@@ -65,6 +82,7 @@ class Report:
     """What must not go unsaid: what was cut, left out or could not be run."""
     grids: list[Grid] = field(default_factory=list)
     curves: list[Curve] = field(default_factory=list)
+    bars: list[Bars] = field(default_factory=list)
 
 
 class EvaluationTask:
@@ -99,6 +117,10 @@ class EvaluationTask:
     def prepare(self, subject: Subject) -> list[Unit]:
         """All units; what cannot be done is refused here, before any work."""
         raise NotImplementedError
+
+    def settled_options(self) -> dict[str, Any]:
+        """The options as plain data, with what `prepare` has chosen where one was left out. Called after it."""
+        return self.options.to_dict()
 
     def identity(self) -> dict[str, Any]:
         """Beyond the options, what decides the examples: digests of data. Called after `prepare`."""

@@ -6,7 +6,9 @@ writes sees one new token, so the mask over the padding is one row: memory stays
 key-value heads, N tokens of the longest, D width of a key or value.
 """
 
+import logging
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -88,14 +90,30 @@ def write_tokens(
     past = {}
     if int(lengths.min()) < longest:
         past["past_key_values"] = read_prompts(subject.model, rows)
-    written = subject.model.generate(
-        tokens,
-        attention_mask=mask,
-        generation_config=settings,
-        stopping_criteria=StoppingCriteriaList([] if stop is None else [stop]),
-        **past,
-    )
+    with without_reminder():
+        written = subject.model.generate(
+            tokens,
+            attention_mask=mask,
+            generation_config=settings,
+            stopping_criteria=StoppingCriteriaList([] if stop is None else [stop]),
+            **past,
+        )
     return written[:, longest:].tolist()
+
+
+@contextmanager
+def without_reminder() -> Iterator[None]:
+    """Leave out what transformers says beyond a model's context, where evaluations mean to go; all else is said."""
+    logger = logging.getLogger("transformers.generation.stopping_criteria")
+
+    def keep(record: logging.LogRecord) -> bool:
+        return not record.getMessage().startswith("This is a friendly reminder")
+
+    logger.addFilter(keep)
+    try:
+        yield
+    finally:
+        logger.removeFilter(keep)
 
 
 def decode(tokenizer: Any, tokens: list[int], ends: list[int], one_line: bool) -> str:

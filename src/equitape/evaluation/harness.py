@@ -9,12 +9,13 @@ does before it hands its arguments to `lm_eval`. There, `--model equitape` also 
 among the arguments) and GGUF files.
 """
 
+import math
 import sys
 from dataclasses import dataclass
 from typing import Any
 
 from ..settings import Settings
-from .base import Advance, EvaluationTask, Record, Report, Unit
+from .base import Advance, Bars, EvaluationTask, Record, Report, Unit
 from .subject import Subject, load_subject
 
 MODEL_NAME = "equitape"
@@ -110,12 +111,36 @@ class Harness(EvaluationTask):
             ],
             metrics={"score": first, **metrics},
             short={"score": first},
+            bars=bars_of({task: values for record in records for task, values in record["results"].items()}),
             notes=[
                 "The tasks of the harness are short-context tasks unless their names say otherwise.",
                 f"The harness cuts the beginning of requests longer than {self.options.max_length or 'the context'} "
                 f"{'tokens ' if self.options.max_length else ''}and counts none of them; its log warns.",
             ],
         )
+
+
+def bars_of(results: dict[str, dict[str, float]]) -> list[Bars]:
+    """A picture for every metric, since they differ in scale, of all tasks that have it."""
+    names = dict.fromkeys(name for values in results.values() for name in values if "stderr" not in name)
+    pictures = []
+    for name in names:
+        metric, comma, answers = name.partition(",")
+        scored = {task: values for task, values in results.items() if name in values}
+        values = [found[name] for found in scored.values()]
+        errors = [found.get(f"{metric}_stderr{comma}{answers}", math.nan) for found in scored.values()]
+        pictures.append(
+            Bars(
+                title=f"lm-evaluation-harness: {name}",
+                row_label="task",
+                rows=list(scored),
+                value_label=name,
+                values=values,
+                most=1.0 if all(0 <= value <= 1 for value in values) else None,
+                errors=None if all(map(math.isnan, errors)) else errors,
+            )
+        )
+    return pictures
 
 
 def plain_results(values: dict[str, Any]) -> dict[str, float]:

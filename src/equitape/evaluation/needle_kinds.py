@@ -120,8 +120,7 @@ def common_words(maker: PromptMaker, length: int, depth: float, random: Random) 
 
     room = length - fixed
     entries = least = COMMON * 4
-    tokens, common = list_of(entries)
-    smallest = len(tokens)
+    tokens, common = smallest = list_of(entries)
     # by the size of an entry so far; then fewer, for later numbers have more digits
     while entries < (wanted := int(entries * room / len(tokens))):
         entries = wanted
@@ -130,7 +129,10 @@ def common_words(maker: PromptMaker, length: int, depth: float, random: Random) 
         entries = max(least, min(entries - 1, int(entries * room / len(tokens))))
         tokens, common = list_of(entries)
     if len(tokens) > room:
-        raise TooShortError(length, fixed + smallest)
+        # a list drawn later may have longer words than the first of its size
+        tokens, common = smallest
+    if len(tokens) > room:
+        raise TooShortError(length, fixed + len(tokens))
     filler, _ = maker.filler.draw(room - len(tokens), random)
     opening = [*maker.beginning, *encode(COMMON_OPENING)]
     prompt = [*opening, *filler, *tokens, *encode(COMMON_QUESTION)]

@@ -4,6 +4,7 @@ A score is RULER's: the share of the references that the answer contains, capita
 """
 
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -11,10 +12,10 @@ from ..registry import describe_choices
 from ..settings import Settings
 from .base import Advance, EvaluationTask, Grid, Record, Report, Unit, check_lengths, mean
 from .generate import write_answers
+from .lengths import SHORT, choose_lengths, describe_short, measure, split_by_context
 from .metrics import contained_share
 from .needle_kinds import KINDS, Example
-from .passkey import default_lengths, split_by_context
-from .prompts import NOISE, PromptMaker, TooShortError
+from .prompts import NOISE, PromptMaker
 from .subject import Subject
 
 SPARE_TOKENS = 16
@@ -29,8 +30,8 @@ class NeedlesOptions(Settings):
     """Which kinds."""
     lengths: tuple[int, ...] = ()
     """Tokens of the prompts; from an eighth of the model's context to twice of it when left out."""
-    short: int = 512
-    """A short length that is always measured too."""
+    short: int | None = None
+    """A short length that is always measured too; 512, or what the tokenizer needs, when left out."""
     samples: int = 20
     """Prompts of each kind and length."""
     filler: str = NOISE
@@ -39,7 +40,7 @@ class NeedlesOptions(Settings):
     """Of needles and of where they are hidden."""
 
     def __post_init__(self) -> None:
-        check_lengths((*self.lengths, self.short), "needles")
+        check_lengths((*self.lengths, *([] if self.short is None else [self.short])), "needles")
         if self.samples < 1:
             raise ValueError(f"Task 'needles': samples is {self.samples}; it must be 1 or more.")
         if not self.kinds:
@@ -61,13 +62,7 @@ class Needles(EvaluationTask):
     def prepare(self, subject: Subject) -> list[Unit]:
         options = self.options
         self.maker = PromptMaker(subject.tokenizer, options.filler)
-        lengths = options.lengths or default_lengths(subject.context, options.short)
-        self.lengths = check_lengths((*lengths, options.short), self.name)
-        for kind in options.kinds:
-            try:
-                self.make({"kind": kind, "length": self.lengths[0], "sample": 0})
-            except TooShortError as error:
-                raise ValueError(f"Task 'needles', kind {kind!r}: {error}") from None
+        self.lengths = choose_lengths(options.lengths, options.short, subject.context, self.need, self.name)
         return [
             Unit(
                 key=f"{kind}/{length}/{sample}",
@@ -75,18 +70,34 @@ class Needles(EvaluationTask):
                 content={"kind": kind, "length": length, "sample": sample},
             )
             for kind in options.kinds
-            for length in self.lengths
+            for length in self.lengths.all
             for sample in range(options.samples)
         ]
 
-    def make(self, place: dict[str, Any]) -> Example:
-        """The prompt of a kind, a length and a number. Single things asked for lie evenly over all depths."""
+    def need(self, length: int) -> tuple[int, str]:
+        """What the largest prompt of a length takes without filler, and its kind."""
+        needed = [
+            (measure(partial(self.make, {"kind": kind, "length": length, "sample": sample}, 0)), f", kind {kind!r}")
+            for kind in self.options.kinds
+            for sample in range(self.options.samples)
+        ]
+        return max(needed)
+
+    def make(self, place: dict[str, Any], length: int | None = None) -> Example:
+        """The prompt of a kind, a length and a number. Single things asked for lie evenly over all depths.
+
+        length: another one than the place's changes nothing but the filler.
+        """
         random = Random(f"needles {self.options.seed} {place['kind']} {place['length']} {place['sample']}")
         depth = (place["sample"] + random.random()) / self.options.samples
-        return KINDS[place["kind"]](self.maker, place["length"], min(depth, 1.0), random)
+        return KINDS[place["kind"]](self.maker, place["length"] if length is None else length, min(depth, 1.0), random)
+
+    def settled_options(self) -> dict[str, Any]:
+        return {**self.options.to_dict(), "short": self.lengths.short}
 
     def identity(self) -> dict[str, Any]:
-        return {"lengths": list(self.lengths), "filler": self.maker.filler.digest}
+        raised = {"short_raised": True} if self.lengths.raised else {}
+        return {"lengths": list(self.lengths.all), "filler": self.maker.filler.digest, **raised}
 
     def answer(self, subject: Subject, units: list[Unit], batch_tokens: int, advance: Advance) -> list[Record]:
         records = []
@@ -153,7 +164,7 @@ class Needles(EvaluationTask):
                         values=values,
                     )
                 )
-        short = self.options.short
+        short = self.options.short or SHORT
         return Report(
             protocol=[
                 f"{self.options.samples} prompts of each kind and length, of exactly the tokens stated, filler: "
@@ -163,5 +174,6 @@ class Needles(EvaluationTask):
             ],
             metrics=metrics,
             short={f"score_{short}": by_length.get(short, float("nan"))},
+            notes=describe_short(facts["examples"], short),
             grids=grids,
         )

@@ -6,13 +6,15 @@ run with the same seed. An answer is right when the first digits it writes are t
 
 import re
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from typing import Any
 
 from ..settings import Settings
 from .base import Advance, EvaluationTask, Grid, Record, Report, Unit, check_lengths, mean
 from .generate import write_answers
-from .prompts import NOISE, Hidden, PromptMaker, TooShortError
+from .lengths import SHORT, choose_lengths, describe_short, measure, split_by_context
+from .prompts import NOISE, Hidden, PromptMaker
 from .subject import Subject
 
 OPENING = (
@@ -32,8 +34,8 @@ class PasskeyOptions(Settings):
 
     lengths: tuple[int, ...] = ()
     """Tokens of the prompts; from an eighth of the model's context to twice of it when left out."""
-    short: int = 512
-    """A short length that is always measured too."""
+    short: int | None = None
+    """A short length that is always measured too; 512, or what the tokenizer needs, when left out."""
     depths: tuple[float, ...] = DEPTHS
     """Where keys are hidden, from 0, the beginning, to 1, the end."""
     samples: int = 10
@@ -44,17 +46,11 @@ class PasskeyOptions(Settings):
     """Of keys, and of where in the filler prompts begin."""
 
     def __post_init__(self) -> None:
-        check_lengths((*self.lengths, self.short), "passkey")
+        check_lengths((*self.lengths, *([] if self.short is None else [self.short])), "passkey")
         if self.samples < 1:
             raise ValueError(f"Task 'passkey': samples is {self.samples}; it must be 1 or more.")
         if not self.depths or not all(isinstance(depth, (int, float)) and 0 <= depth <= 1 for depth in self.depths):
             raise ValueError(f"Task 'passkey': depths is {list(self.depths)}; give numbers from 0 to 1.")
-
-
-def default_lengths(context: int | None, short: int) -> list[int]:
-    """Inside, at and beyond what a model is meant for."""
-    context = context or 2048
-    return [length for length in (context // 8, context // 4, context // 2, context, 2 * context) if length >= short]
 
 
 class Passkey(EvaluationTask):
@@ -69,27 +65,27 @@ class Passkey(EvaluationTask):
     def prepare(self, subject: Subject) -> list[Unit]:
         options = self.options
         self.maker = PromptMaker(subject.tokenizer, options.filler)
-        lengths = options.lengths or default_lengths(subject.context, options.short)
-        self.lengths = check_lengths((*lengths, options.short), self.name)
-        places = [
-            {"length": length, "depth": float(depth), "sample": sample}
-            for length in self.lengths
-            for depth in options.depths
-            for sample in range(options.samples)
-        ]
+        self.lengths = choose_lengths(options.lengths, options.short, subject.context, self.need, self.name)
+        places = [place for length in self.lengths.all for place in self.places(length)]
         units = [
-            Unit(key="/".join(str(value) for value in place.values()), length=place["length"], content=place)  # type: ignore[arg-type]
+            Unit(key="/".join(str(value) for value in place.values()), length=place["length"], content=place)
             for place in places
         ]
-        # the shortest one tells whether all can be made
-        shortest = min(units, key=lambda unit: unit.length)
-        try:
-            self.make(shortest.content)
-        except TooShortError as error:
-            raise ValueError(f"Task 'passkey': {error}") from None
         keys = [f" {self.draw_key(place)}" for place in places]
         self.answer_tokens = max(map(len, self.maker.encode.all(keys))) + SPARE_TOKENS
         return units
+
+    def places(self, length: int) -> list[dict[str, Any]]:
+        """All prompts of a length."""
+        return [
+            {"length": length, "depth": float(depth), "sample": sample}
+            for depth in self.options.depths
+            for sample in range(self.options.samples)
+        ]
+
+    def need(self, length: int) -> tuple[int, str]:
+        """What the largest prompt of a length takes without filler."""
+        return max(measure(partial(self.make, place, 0)) for place in self.places(length)), ""
 
     def draw_key(self, place: dict[str, Any]) -> int:
         """The key of a prompt."""
@@ -99,15 +95,19 @@ class Passkey(EvaluationTask):
         """Random numbers that depend on the seed and the place alone."""
         return Random(f"passkey {self.options.seed} {place['length']} {place['depth']} {place['sample']}")
 
-    def make(self, place: dict[str, Any]) -> list[int]:
-        """The tokens of a prompt."""
+    def make(self, place: dict[str, Any], length: int | None = None) -> list[int]:
+        """The tokens of a prompt; another length changes nothing but the filler."""
         random = self.random(place)
         key = random.randint(10000, 99999)
         hidden = [Hidden(text=KEY.format(key=key), depth=place["depth"])]
-        return self.maker.build(place["length"], OPENING, hidden, QUESTION, random)
+        return self.maker.build(place["length"] if length is None else length, OPENING, hidden, QUESTION, random)
+
+    def settled_options(self) -> dict[str, Any]:
+        return {**self.options.to_dict(), "short": self.lengths.short}
 
     def identity(self) -> dict[str, Any]:
-        return {"lengths": list(self.lengths), "filler": self.maker.filler.digest}
+        raised = {"short_raised": True} if self.lengths.raised else {}
+        return {"lengths": list(self.lengths.all), "filler": self.maker.filler.digest, **raised}
 
     def answer(self, subject: Subject, units: list[Unit], batch_tokens: int, advance: Advance) -> list[Record]:
         answers = write_answers(subject, [self.make(unit.content) for unit in units], self.answer_tokens)
@@ -141,6 +141,7 @@ class Passkey(EvaluationTask):
             columns=[str(length) for length in lengths],
             values=[[100 * mean(scores.get((length, depth), [])) for length in lengths] for depth in depths],
         )
+        short = self.options.short or SHORT
         return Report(
             protocol=[
                 f"Prompts have exactly the tokens stated; the answer comes after them. {self.options.samples} prompts "
@@ -150,7 +151,8 @@ class Passkey(EvaluationTask):
                 f"The model is meant for {context} tokens." if context else "The model does not say its context.",
             ],
             metrics=metrics,
-            short={f"exact_match_{self.options.short}": by_length.get(self.options.short, float("nan"))},
+            short={f"exact_match_{short}": by_length.get(short, float("nan"))},
+            notes=describe_short(facts["examples"], short),
             grids=[grid],
         )
 
@@ -159,14 +161,3 @@ def first_number(text: str) -> str:
     """The first run of digits."""
     found = re.search(r"\d+", text)
     return found.group() if found else ""
-
-
-def split_by_context(lengths: list[int], context: int | None) -> dict[str, list[int]]:
-    """Lengths up to the trained context and those beyond it, where the context is known; none is left empty."""
-    if context is None:
-        return {}
-    parts = {
-        "inside": [length for length in lengths if length <= context],
-        "outside": [length for length in lengths if length > context],
-    }
-    return {name: kept for name, kept in parts.items() if kept}

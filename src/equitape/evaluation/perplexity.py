@@ -6,6 +6,7 @@ one document at one length.
 
 import math
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from ..settings import Settings
 from ..tasks.base import Curve
 from ..tasks.perplexity import SCORE_RULES, PerplexityResult, cut_windows, perplexity
 from .base import Advance, EvaluationTask, Record, Report, Unit, check_lengths
-from .passkey import split_by_context
+from .lengths import split_by_context
 from .subject import Subject
 
 SHORTEST, LONGEST = 256, 65536
@@ -30,7 +31,7 @@ class PerplexityOptions(Settings):
     """Options of perplexity by length."""
 
     data: str | tuple[str, ...] | dict[str, str] = field(default_factory=dict)
-    """Text to score: a file, a folder, an archive, or several by the names reports give them, as {books: PATH}."""
+    """Text to score: a file, a folder, an archive, a list of them, or several by names of their own: {books: PATH}."""
     lengths: tuple[int, ...] = ()
     """Tokens a window reads; powers of two from 256 to twice the model's context, as the text allows, when left out."""
     short: int = SHORTEST
@@ -64,7 +65,7 @@ class PerplexityOptions(Settings):
         if isinstance(self.data, dict):
             return self.data
         given = (self.data,) if isinstance(self.data, str) else self.data
-        return {source.rstrip("/").rsplit("/", 1)[-1]: source for source in given}
+        return name_sources(given)
 
 
 class Perplexity(EvaluationTask):
@@ -225,6 +226,19 @@ class Perplexity(EvaluationTask):
             notes=notes,
             curves=curves,
         )
+
+
+def name_sources(given: tuple[str, ...]) -> dict[str, str]:
+    """Sources by the last part of their paths, or by as many as tell them apart."""
+    parts = [PurePosixPath(source).parts for source in given]
+    named: dict[str, str] = {}
+    for mine, source in zip(parts, given, strict=True):
+        if parts.count(mine) > 1:
+            raise ValueError(f"Task 'perplexity': the text {source!r} is named twice in data; name it once.")
+        counts = range(1, len(mine) + 1)
+        alone = (count for count in counts if sum(mine[-count:] == other[-count:] for other in parts) == 1)
+        named[str(PurePosixPath(*mine[-next(alone, len(mine)) :]))] = source
+    return named
 
 
 def curve_sums(found: PerplexityResult) -> dict[str, list[float]]:

@@ -1,4 +1,4 @@
-"""Pictures of an evaluation: a heat map a grid, a line a model; readable in greyscale."""
+"""Pictures of an evaluation: a heat map a grid, a line or a bar a model; readable in greyscale."""
 
 import math
 from pathlib import Path
@@ -6,6 +6,7 @@ from typing import Any
 
 from ..report.plots import (
     COLOURS,
+    INK,
     LINE_STYLES,
     MARKERS,
     Plot,
@@ -17,25 +18,34 @@ from ..report.plots import (
     mark_trained,
     suits_logarithm,
 )
+from ..report.tables import number
 
+HATCHES = ("", "////", "....", "\\\\\\\\", "xxxx")
+"""Of bars, which have neither markers nor dashes to tell them apart without colour."""
+MOST_ROWS = 60
+"""Of bars in a picture; more cannot be read."""
 PANELS_IN_A_ROW = 3
 MOST_NUMBERS = 12
 """Columns of a heat map up to which every cell says its value."""
 
 
 def draw(reports: dict[str, dict[str, Any]], out: Path) -> list[Plot]:
-    """One PNG for every curve and grid, models by their names together in each."""
+    """One PNG for every curve, grid and set of bars, models by their names together in each."""
     first = next(iter(reports.values()))
     plots = [draw_grids(reports, grid["title"]) for grid in first["grids"]]
     plots += [draw_curves(reports, curve["title"]) for curve in first["curves"]]
+    # reports of earlier versions have none
+    plots += [draw_bars(reports, bars["title"]) for bars in first.get("bars", [])]
     for plot in plots:
         (out / f"{plot.name}.png").write_bytes(plot.png)
     return plots
 
 
 def entries(reports: dict[str, dict[str, Any]], kind: str, title: str) -> dict[str, dict[str, Any]]:
-    """The curve or grid of a title in every report that has it."""
-    found = {name: [entry for entry in report[kind] if entry["title"] == title] for name, report in reports.items()}
+    """The curve, grid or set of bars of a title in every report that has it."""
+    found = {
+        name: [entry for entry in report.get(kind, []) if entry["title"] == title] for name, report in reports.items()
+    }
     return {name: kept[0] for name, kept in found.items() if kept}
 
 
@@ -125,3 +135,54 @@ def draw_curves(reports: dict[str, dict[str, Any]], title: str) -> Plot:
         finish_axes(figure, axes)
         alt = f"Line plot of {first['y_label']} against {first['x_label']}: {'; '.join(told)}."
         return finish(figure, file_name("curve", title), title, alt)
+
+
+def draw_bars(reports: dict[str, dict[str, Any]], title: str) -> Plot:
+    """A bar for each model in every row, its value written behind it."""
+    bars = entries(reports, "bars", title)
+    first = next(iter(bars.values()))
+    every = list(dict.fromkeys(row for entry in bars.values() for row in entry["rows"]))
+    rows = every[:MOST_ROWS]
+    thick = 0.8 / len(bars)
+    told: list[str] = []
+    reached: list[float] = []
+    with figure_of(7.5, 1.0 + len(rows) * (0.2 + 0.2 * len(bars))) as figure:
+        axes = figure.add_subplot()
+        for index, (name, entry) in enumerate(bars.items()):
+            values, errors, counts = (known_by_row(entry, what) for what in ("values", "errors", "counts"))
+            places = {row: rows.index(row) + (index - (len(bars) - 1) / 2) * thick for row in rows if row in values}
+            axes.barh(
+                list(places.values()),
+                [values[row] for row in places],
+                height=0.9 * thick,
+                xerr=[errors.get(row, 0.0) for row in places] if errors else None,
+                error_kw={"ecolor": INK, "elinewidth": 1, "capsize": 2},
+                color=COLOURS[index % len(COLOURS)],
+                hatch=HATCHES[index % len(HATCHES)],
+                edgecolor="white",
+                label=name,
+            )
+            texts = {row: number(values[row]) + (f" ({counts[row]})" if counts else "") for row in places}
+            for row, place in places.items():
+                end = max(values[row] + errors.get(row, 0.0), 0.0)
+                axes.text(end, place, f" {texts[row]}", va="center", fontsize="x-small")
+            reached += values.values()
+            told.append(f"{name}: {', '.join(f'{row} {text}' for row, text in texts.items())}")
+        axes.set_yticks(range(len(rows)), rows, fontsize="small")
+        # the first row on top
+        axes.invert_yaxis()
+        if first["most"] is not None and max(reached, default=0.0) <= first["most"]:
+            axes.set_xlim(0, first["most"])
+        axes.set(xlabel=first["value_label"], ylabel=first["row_label"])
+        finish_axes(figure, axes)
+        axes.set_axisbelow(True)
+        axes.grid(visible=False, axis="y")
+        left_out = f" The first {len(rows)} of {len(every)} rows." if len(rows) < len(every) else ""
+        alt = f"Bar chart of {first['value_label']} by {first['row_label']}. {'; '.join(told)}.{left_out}"
+        return finish(figure, file_name("bars", title), title, alt)
+
+
+def known_by_row(bars: dict[str, Any], what: str) -> dict[str, float]:
+    """The values or errors that there are, by their rows."""
+    given = bars[what] or []
+    return {row: value for row, value in zip(bars["rows"], given, strict=False) if value is not None}

@@ -58,6 +58,8 @@ class Filler:
         """source: "noise", five short sentences over and over; or text as `equitape.data.text` reads it."""
         texts = [NOISE_LINE] if source == NOISE else read_paragraphs(source)
         self.lines = [line for line in encode.all(texts) if line]
+        if not self.lines:
+            raise ValueError(f"The filler {source!r} holds no words; name a text that does, or leave it out for noise.")
         self.digest = hashlib.sha256(json.dumps(texts).encode()).hexdigest()
 
     def draw(self, count: int, random: Random) -> tuple[list[int], list[int]]:

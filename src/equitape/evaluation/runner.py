@@ -7,7 +7,7 @@ The folder of an evaluation holds
     cost.json        time, tokens and memory so far, and where it ran
     report.json      figures, protocol, notes, environment
     report.md        the same to read
-    *.png            heat maps and curves
+    *.png            heat maps, curves and bars
 """
 
 import json
@@ -94,7 +94,7 @@ def describe_settings(subject: Subject, task: EvaluationTask, units: list[Unit])
     content = {
         "format": FORMAT,
         "task": task.full_name,
-        "options": task.options.to_dict(),
+        "options": task.settled_options(),
         "examples": {"units": len(units), **task.identity()},
         "model": subject.describe(),
     }

@@ -6,13 +6,14 @@ from typing import Any
 import torch
 
 from ..registry import describe_choices
+from ..report.tables import readable
 from ..settings import Settings
 from ..tasks.perplexity import perplexity
 from . import metrics
-from .base import Advance, EvaluationTask, Record, Report, Unit, mean
+from .base import Advance, Bars, EvaluationTask, Record, Report, Unit, mean
 from .generate import write_answers
 from .prompts import PieceTokenizer
-from .scrolls_data import load_examples
+from .scrolls_data import Item, load_examples
 from .scrolls_prompts import DATASETS, RULES, PromptWriter
 from .subject import Subject
 
@@ -75,6 +76,7 @@ class Scrolls(EvaluationTask):
             raise ValueError("Task 'scrolls': the model does not say its context; give length=TOKENS.")
         writer = PromptWriter(self.part, PieceTokenizer(subject.tokenizer), options.cut)
         items = spread(self.examples.items, options.samples)
+        self.check_room(writer, items)
         units = []
         for item in items:
             prompt = writer.write(item, self.length - self.new_tokens)
@@ -85,6 +87,18 @@ class Scrolls(EvaluationTask):
         if documents:
             units.append(Unit(key=SHORT_KEY, length=options.short, rows=SHORT_WINDOWS, content=documents))
         return units
+
+    def check_room(self, writer: PromptWriter, items: list[Item]) -> None:
+        """Refuse a length that does not hold every question with an answer and some of its document."""
+        needed, longest = max((writer.needed(item) + self.new_tokens, item.id) for item in items)
+        assert self.length is not None
+        if self.length < needed:
+            what = f"length={self.length}" if self.options.length else f"the model's context of {self.length}"
+            raise ValueError(
+                f"Task 'scrolls': {what} has no room for a document: the question {longest!r} takes "
+                f"{needed - self.new_tokens - 1} tokens and an answer up to {self.new_tokens}. Give length={needed} or "
+                f"more, or fewer new_tokens."
+            )
 
     def identity(self) -> dict[str, Any]:
         found = self.examples
@@ -117,6 +131,7 @@ class Scrolls(EvaluationTask):
         asked = [record for record in records if "answer" in record]
         judged = next((record for record in records if "perplexity" in record), None)
         scores = score_answers(self.part, asked)
+        bars = bars_of(self.part, asked, scores)
         cut = [record for record in asked if record["cut_tokens"]]
         examples = facts["examples"]
         notes = [
@@ -152,6 +167,7 @@ class Scrolls(EvaluationTask):
             metrics=scores,
             short=measured,
             notes=notes,
+            bars=bars,
         )
 
 
@@ -168,6 +184,39 @@ def score_answers(dataset: str, records: list[Record]) -> dict[str, float]:
         metrics.best(score, answer, allowed) for answer, allowed in zip(answers, references, strict=True)
     )
     return {"score": value, metric: value}
+
+
+def bars_of(dataset: str, records: list[Record], scores: dict[str, float]) -> list[Bars]:
+    """The score by the length of the document, in bins from one power of two to the next; and the parts of ROUGE."""
+    bins: dict[int, list[Record]] = {}
+    for record in sorted(records, key=lambda record: record["document_tokens"]):
+        bins.setdefault(max(record["document_tokens"], 1).bit_length(), []).append(record)
+    rows = {"all": scores["score"]}
+    for bits, inside in bins.items():
+        rows[f"{2 ** (bits - 1):,} to {2**bits - 1:,}"] = score_answers(dataset, inside)["score"]
+    pictures = [
+        Bars(
+            title=f"{dataset}: score by length of the document",
+            row_label="tokens of the document",
+            rows=list(rows),
+            value_label="score, per cent (number of questions)",
+            values=list(rows.values()),
+            counts=[len(records), *map(len, bins.values())],
+            most=100.0,
+        )
+    ]
+    if DATASETS[dataset].metric == "rouge":
+        pictures.append(
+            Bars(
+                title=f"{dataset}: ROUGE",
+                row_label="measure",
+                rows=[readable(name) for name in scores if name != "score"],
+                value_label="F-measure, per cent",
+                values=[value for name, value in scores.items() if name != "score"],
+                most=100.0,
+            )
+        )
+    return pictures
 
 
 def spread(items: list[Any], count: int | None) -> list[Any]:

@@ -5,18 +5,19 @@ Local files are JSON lines, one document a line:
 """
 
 import hashlib
-import io
 import json
+import lzma
 import os
 import re
 import tarfile
 import zipfile
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from ..data.text import ARCHIVES, JSON_LINES, find_files
+from ..data.text import ARCHIVES, COMPRESSED, JSON_LINES, find_files
 
 OFFICIAL = "tau/scrolls"
 """The official data set on the Hugging Face Hub, an archive for each set. Its loading script, which `datasets` since
@@ -37,6 +38,8 @@ class Item:
     question: str | None
     choices: tuple[str, ...] | None
     answers: tuple[str, ...]
+    place: str = ""
+    """Where it was read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +70,7 @@ def load_examples(dataset: str, source: str | None = None, split: str | None = N
                 return choose_split(dataset, str(place), found, split)
     try:
         return choose_split(dataset, f"hf:{OFFICIAL}/{dataset}.zip", read_official(dataset, split), split)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
         # the Hub and its cache fail in their own ways, each with a long text
         raise ValueError(
             f"The data of scrolls:{dataset} is missing. Looked for .jsonl files of it in {', '.join(looked)}, and for "
@@ -91,6 +94,12 @@ def choose_split(dataset: str, source: str, found: dict[str, list[Item]], split:
         raise ValueError(f"The data of scrolls:{dataset} is missing: {source!r} holds {missing}.")
     assert wanted is not None
     items = found[wanted]
+    for item in items:
+        # not sooner: other splits, which are published without, may lie beside
+        if not item.answers:
+            raise ValueError(
+                f"{item.place}: the item {item.id!r} has no answers to score by; add some, or take it out."
+            )
     content = json.dumps([[item.id, item.document, item.question, item.choices, item.answers] for item in items])
     return Examples(items=items, split=wanted, source=source, digest=hashlib.sha256(content.encode()).hexdigest())
 
@@ -113,7 +122,8 @@ def read_local(dataset: str, source: str) -> dict[str, list[Item]]:
                         document=row["document"],
                         question=item["question"],
                         choices=tuple(item["choices"]) if item.get("choices") else None,
-                        answers=tuple(item["answers"]),
+                        answers=read_answers(item),
+                        place=name,
                     )
                 )
         except (KeyError, TypeError) as error:
@@ -124,28 +134,49 @@ def read_local(dataset: str, source: str) -> dict[str, list[Item]]:
     return found
 
 
+def read_answers(item: dict[str, Any]) -> tuple[str, ...]:
+    """The reference answers of an item; none where it is said that there are none."""
+    answers = item["answers"] or []
+    if not isinstance(answers, list) or not all(isinstance(answer, str) for answer in answers):
+        raise TypeError(f"the answers of item {item['id']!r} are no list of texts")
+    return tuple(answers)
+
+
 def read_rows(source: str) -> Iterator[tuple[str, Any]]:
     """(place, content) of every line of all .jsonl files of a source."""
     files, inside = find_files(source)
     for file in files:
-        if file.name.endswith(ARCHIVES):
-            with tarfile.open(file) as archive:
-                for member in archive:
-                    if member.isfile() and member.name.startswith(inside) and member.name.endswith(JSON_LINES):
-                        content = archive.extractfile(member)
-                        assert content is not None
-                        yield from parse_lines(f"{file}/{member.name}", content)
-        elif file.name.endswith(JSON_LINES):
-            with file.open("rb") as stream:
-                yield from parse_lines(str(file), stream)
+        try:
+            if file.name.endswith(ARCHIVES):
+                with tarfile.open(file) as archive:
+                    for member in archive:
+                        if member.isfile() and member.name.startswith(inside) and member.name.endswith(JSON_LINES):
+                            content = archive.extractfile(member)
+                            assert content is not None
+                            yield from parse_lines(f"{file}/{member.name}", content)
+            elif file.name.endswith(JSON_LINES):
+                with file.open("rb") as stream:
+                    yield from parse_lines(str(file), stream)
+        except (tarfile.TarError, lzma.LZMAError, zlib.error, EOFError, OSError) as error:
+            raise ValueError(
+                f"{str(file)!r} cannot be read to its end ({first_line(error)}); fetch or pack it again."
+            ) from error
 
 
 def parse_lines(name: str, stream: IO[bytes]) -> Iterator[tuple[str, Any]]:
-    """Lines of JSON."""
-    for number, line in enumerate(io.TextIOWrapper(stream, encoding="utf-8"), start=1):
+    """Lines of JSON, decompressed where the name says so."""
+    for ending, decompress in COMPRESSED.items():
+        if name.endswith(ending):
+            stream = decompress(stream)
+    for number, line in enumerate(stream, start=1):
         if line.strip():
             try:
-                yield f"Line {number} of {name}", json.loads(line)
+                yield f"Line {number} of {name}", json.loads(line.decode("utf-8-sig"))
+            except UnicodeDecodeError as error:
+                raise ValueError(
+                    f"Line {number} of {name} is not UTF-8 (byte {error.start}); convert the file, for example with: "
+                    f"iconv -f latin1 -t utf-8"
+                ) from None
             except json.JSONDecodeError as error:
                 raise ValueError(f"Line {number} of {name} is not JSON ({error.msg}).") from None
 

@@ -89,6 +89,10 @@ class PromptWriter:
             self._documents[text] = self.encode(text)
         return self._documents[text]
 
+    def needed(self, item: Item) -> int:
+        """The fewest tokens of a prompt: all of it, and one token of the document."""
+        return len(self.beginning) + len(self.encode(question_of(self.dataset, item))) + 1
+
     def write(self, item: Item, limit: int) -> Prompt:
         """A prompt of at most `limit` tokens. Only the document is ever cut."""
         question = self.encode(question_of(self.dataset, item))

@@ -13,7 +13,7 @@ PAGE = "report.md"
 
 
 def write_report(report: dict[str, Any], others: dict[str, dict[str, Any]], out: Path) -> None:
-    """report.md and a PNG for every grid and curve."""
+    """report.md and a PNG for every grid, curve and set of bars."""
     reports = {report["model"]["name"]: report, **others}
     if len(reports) <= len(others):
         raise ValueError(f"Two models are called {report['model']['name']!r}; name one otherwise, as NAME=FOLDER.")
@@ -35,7 +35,9 @@ def page(reports: dict[str, dict[str, Any]], plots: list[Plot]) -> str:
 
 
 def show(value: float | None) -> str:
-    """A number, or that there is none."""
+    """A number, or that there is none; counts, which are whole, without decimals."""
+    if isinstance(value, int):
+        return f"{value:,}"
     return number(math.nan if value is None else value)
 
 

@@ -1,0 +1,87 @@
+"""At which lengths prompts are made: those asked for, or what suits a model, and one short length beside them.
+
+What a prompt's own words take depends on the tokenizer and on what is drawn, and what is drawn depends on the length.
+So every prompt of every length is measured before the first one runs.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from .base import check_lengths
+from .prompts import TooShortError
+
+SHORT = 512
+"""The short length where none is given."""
+STEP = 64
+"""A length that is chosen here is a multiple of it, so that seeds with slightly longer words do not get another."""
+
+Need = Callable[[int], tuple[int, str]]
+"""(tokens that the largest prompt of a length takes without filler, what to call that prompt)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lengths:
+    """The lengths of an evaluation."""
+
+    all: tuple[int, ...]
+    short: int
+    raised: bool
+    """Whether the short length was left out and the usual one does not do."""
+
+
+def choose_lengths(given: tuple[int, ...], short: int | None, context: int | None, need: Need, task: str) -> Lengths:
+    """Refuse lengths asked for that some prompt does not fit into; choose those left out so that all fit."""
+    for length in check_lengths((*given, *([] if short is None else [short])), task):
+        needed, which = need(length)
+        if needed > length:
+            raise ValueError(
+                f"Task {task!r}{which}: A prompt of {length} tokens cannot be made: its instructions, what is hidden "
+                f"and the question alone take up to {needed}. A length of {smallest_fit(needed, need)} does for all "
+                f"prompts."
+            )
+    chosen = smallest_fit(SHORT, need) if short is None else short
+    kept = given or tuple(length for length in default_lengths(context, chosen) if need(length)[0] <= length)
+    return Lengths(all=check_lengths((*kept, chosen), task), short=chosen, raised=short is None and chosen > SHORT)
+
+
+def smallest_fit(length: int, need: Need) -> int:
+    """The length or the next multiple of STEP that all prompts fit into."""
+    while need(length)[0] > length:
+        length = (max(length, need(length)[0] - 1) // STEP + 1) * STEP
+    return length
+
+
+def measure(make: Callable[[], object]) -> int:
+    """Tokens of a prompt without filler, by making one of no tokens at all."""
+    try:
+        make()
+    except TooShortError as error:
+        return error.needed
+    return 0
+
+
+def describe_short(examples: dict[str, object], short: int) -> list[str]:
+    """A note where the short length is not the usual one."""
+    if not examples.get("short_raised"):
+        return []
+    return [
+        f"The short length is {short} tokens instead of {SHORT}: prompts of {SHORT} of this tokenizer do not hold what "
+        f"must be in them."
+    ]
+
+
+def default_lengths(context: int | None, short: int) -> list[int]:
+    """Inside, at and beyond what a model is meant for."""
+    context = context or 2048
+    return [length for length in (context // 8, context // 4, context // 2, context, 2 * context) if length >= short]
+
+
+def split_by_context(lengths: Iterable[int], context: int | None) -> dict[str, list[int]]:
+    """Lengths up to the trained context and those beyond it, where the context is known; none is left empty."""
+    if context is None:
+        return {}
+    parts = {
+        "inside": [length for length in lengths if length <= context],
+        "outside": [length for length in lengths if length > context],
+    }
+    return {name: kept for name, kept in parts.items() if kept}
