@@ -109,3 +109,9 @@ def test_refusals(tmp_path):
         load_tokenizer(tmp_path)
     with pytest.raises(ValueError, match=r"There is no tokenizer in .*lost"):
         load_tokenizer(tmp_path / "lost")
+
+
+def test_the_folder_of_a_run_holds_its_tokenizer_inside(tmp_path):
+    byte_tokenizer().save_pretrained(tmp_path / "run" / "model")
+    (tmp_path / "run" / "model" / "config.json").write_text("{}")
+    assert len(load_tokenizer(tmp_path / "run")) == len(byte_tokenizer())

@@ -96,6 +96,7 @@ def test_every_shipped_recipe_dry_runs(name, books, tmp_path):
     assert parse_recipe(resolved(recipe)) == recipe
     command = ["compare", name, "--dry-run", "--out", str(tmp_path / "out")]
     if recipe.task["name"] == "text":
+        assert recipe.task["factors"] == [1, 2, 4, 8]
         command += [f"task.train={books / 'train.txt'}", f"task.valid={books / 'valid.txt'}"]
         command += ["task.tokenizer=bytes", f"task.cache={tmp_path}"]
     if recipe.task["name"] == "scrolls":
@@ -150,6 +151,7 @@ def test_resolved_recipe_can_be_read_back(recipe_file, tmp_path):
 
 WRONG = {
     "typo": ({"trian": {"steps": 3}}, [], "has no option 'trian'. Did you mean 'train'?"),
+    "a seed that would play no part": ({}, ["train.seed=7"], "give seeds, as seeds=[7]"),
     "typo inside": ({}, ["train.stps=3"], "has no option 'stps'. Did you mean 'steps'?"),
     "typo in the model": ({}, ["model.hiden_size=3"], "Did you mean 'hidden_size'?"),
     "typo in the task": ({}, ["task.trained_digit=3"], "Did you mean 'trained_digits'?"),
@@ -207,13 +209,58 @@ def test_refused_before_any_work(case, recipe_file, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_empty_and_unreadable_data_are_refused(recipe_file, tmp_path):
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "bytes.txt").write_bytes(b"\xff\xfe\x00bad")
-    for name in ("folder", "bytes.txt"):
-        task = {"name": "text", "train": str(tmp_path / name), "valid": str(tmp_path / name), "cache": str(tmp_path)}
-        with pytest.raises(ValueError, match=name):
-            make_plan(load_recipe(recipe_file(task=task)))
+@pytest.mark.parametrize("command", ["train", "compare"])
+@pytest.mark.parametrize("bad", ["train", "valid"])
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("folder", None, "folder"),
+        ("empty.txt", b"", "empty.txt"),
+        ("bytes.txt", b"\xff\xfe\x00bad", "bytes.txt"),
+        ("short.txt", b"a few words", "the longest"),
+    ],
+)
+def test_data_that_cannot_be_used_are_refused(command, bad, name, content, message, books, recipe_file, tmp_path):
+    """By one sentence, whether for training or for scoring, and nothing is written."""
+    if content is None:
+        (tmp_path / name).mkdir()
+    else:
+        (tmp_path / name).write_bytes(content)
+    task = {"name": "text", "length": 64, "whole_rows": True, "cache": str(tmp_path / "cache")}
+    task |= {part: str(tmp_path / name if part == bad else books / f"{part}.txt") for part in ("train", "valid")}
+    path = recipe_file(task=task)
+    with pytest.raises(ValueError, match=message) as caught:
+        make_plan(load_recipe(path))
+    assert "\n" not in str(caught.value)
+    for extra in ([], ["--dry-run"]):
+        result = runner.invoke(app, [command, path, "--out", str(tmp_path / "out"), *extra])
+        assert result.exit_code == 2
+        assert "Invalid value" in result.output
+        assert not (tmp_path / "out").exists()
+
+
+def test_what_became_of_the_data_is_told(books, recipe_file, tmp_path):
+    task = {"name": "text", "length": 64, "cache": str(tmp_path)}
+    task |= {part: str(books / f"{part}.txt") for part in ("train", "valid")}
+    plan = make_plan(load_recipe(recipe_file(task=task)))
+    assert "1 documents, 11,801 tokens in 185 rows" in plan.data
+    result = runner.invoke(app, ["train", recipe_file(task=task), "--dry-run"])
+    assert "11,801 tokens" in result.output
+    assert plan.configs["tape"].trained_length == 64
+    assert plan.configs["tape"].max_position_embeddings == 512
+
+
+@pytest.mark.parametrize("command", ["train", "compare"])
+def test_a_directory_that_cannot_be_made(command, recipe_file, tmp_path):
+    (tmp_path / "file").write_text("")
+    result = runner.invoke(app, [command, recipe_file(), "--out", str(tmp_path / "file" / "out")])
+    assert result.exit_code == 2
+    assert "cannot be made" in result.output
+
+
+def test_help_shows_lists_with_their_brackets():
+    for command in ("train", "compare"):
+        assert "[rope,tape]" in runner.invoke(app, [command, "--help"]).output
 
 
 def test_files_that_are_no_recipes(tmp_path):

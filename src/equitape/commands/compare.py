@@ -26,6 +26,7 @@ def compare(
     Interrupted, the same command goes on: finished runs are kept, a half one continues from its last checkpoint.
     """
     from ..training import compare as comparison
+    from ..training.files import make_directory
     from ..training.plan import make_plan
     from ..training.recipe import load_recipe
     from ..training.show import show_plan, show_results
@@ -34,11 +35,15 @@ def compare(
         plan = make_plan(load_recipe(recipe, overrides or []))
         out = out or Path("runs") / plan.recipe.name
         comparison.check_directory(out, plan.recipe)
+        if not dry_run:
+            make_directory(out)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     if dry_run:
         show_plan(plan, Console())
         return
+    if plan.data:
+        typer.echo(f"Training data: {plan.data}", err=True)
     results = comparison.compare(plan, out, jobs=jobs, console=Console(stderr=True))
     show_results(results, Console())
     typer.echo(f"The report is {out / 'report.html'}.")

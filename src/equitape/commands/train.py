@@ -12,7 +12,8 @@ RecipeName = Annotated[
     str, typer.Argument(help="The name of a recipe that comes with equitape, or the path of a YAML file.")
 ]
 Overrides = Annotated[
-    list[str] | None, typer.Argument(help="key=value, as train.steps=100 or encodings=[rope,tape].", show_default=False)
+    list[str] | None,
+    typer.Argument(help="key=value, as train.steps=100 or encodings=\\[rope,tape].", show_default=False),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything and say what would be done.")]
 
@@ -34,6 +35,7 @@ def train(
 
     Interrupted, it goes on with --resume from its last checkpoint. On several devices: torchrun -m equitape train ...
     """
+    from ..training.files import make_directory
     from ..training.plan import make_plan
     from ..training.recipe import load_recipe
     from ..training.run import check_directory, execute, folder_name, single_run
@@ -46,19 +48,24 @@ def train(
         plan = make_plan(single_run(loaded, choice.label, number))
         out = out or Path("runs") / f"{loaded.name}-{folder_name(choice.label, number)}"
         check_directory(out, plan.recipe, resume)
+        if not dry_run:
+            make_directory(out)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     if dry_run:
         show_plan(plan, Console())
         return
+    if plan.data:
+        typer.echo(f"Training data: {plan.data}", err=True)
     entry = execute(plan, choice.label, number, out, resume=resume, console=Console(stderr=True))
     if entry is None:
         # another of several processes tells
         return
     show_run(entry, Console())
-    typer.echo(f"Weights, losses and figures are in {out}.")
     if entry["status"] != "done":
+        typer.echo(f"Losses are in {out}.")
         raise typer.Exit(1)
+    typer.echo(f"Weights, losses and figures are in {out}.")
 
 
 train.__doc__ = f"{train.__doc__}\n\n{recipe_help()}"

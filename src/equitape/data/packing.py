@@ -84,6 +84,11 @@ class PackedDataset(Dataset[dict[str, Tensor]]):
         self._epoch = -1
         self._order = torch.empty(0, dtype=torch.long)
 
+    @property
+    def summary(self) -> str:
+        """A sentence about the rows."""
+        return f"{self.report}."
+
     def __len__(self) -> int:
         return self.size
 

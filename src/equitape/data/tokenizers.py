@@ -7,6 +7,7 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from ..loading import model_folder
 from .cache import entry, written_aside
 from .text import Document, Sources, describe_sources, read_documents
 
@@ -62,11 +63,11 @@ def _first_characters(documents: Iterable[Document], limit: int) -> Iterator[Doc
 
 
 def load_tokenizer(name: str | Path) -> Any:
-    """The tokenizer called "bytes", or the one a folder or the Hugging Face Hub holds under this name."""
+    """The tokenizer called "bytes", or the one that a folder, a run or the Hugging Face Hub holds under this name."""
     if str(name) == "bytes":
         return byte_tokenizer()
     try:
-        return AutoTokenizer.from_pretrained(str(name))
+        return AutoTokenizer.from_pretrained(model_folder(str(name)))
     except Exception as error:
         # transformers raises a different error for each thing that may be missing
         reason = str(error).strip().split("\n")[0]

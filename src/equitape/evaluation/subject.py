@@ -52,8 +52,9 @@ class Subject:
 
     @property
     def context(self) -> int | None:
-        """Tokens the model is meant for, where it says so."""
-        length = getattr(self.model.config, "max_position_embeddings", None)
+        """Tokens the model is meant for, where it says so: trained on, or else the most it announces."""
+        config = self.model.config
+        length = getattr(config, "trained_length", None) or getattr(config, "max_position_embeddings", None)
         return length if isinstance(length, int) and length > 0 else None
 
     @property

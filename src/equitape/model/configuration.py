@@ -20,6 +20,8 @@ class EquitapeConfig(PreTrainedConfig):
     qk_norm: RMS norm of every query and key head, as in Qwen3.
     sliding_window: keys further back than this are not seen, in all layers or only in those `sliding_layers` lists.
     shifted_group_size: tokens in a group of LongLoRA's shifted sparse attention, which is used while training only.
+    trained_length: tokens of the rows a model was trained on, where it announces room for longer ones: the context that
+        evaluations take it to be meant for. `max_position_embeddings` when left out.
     num_loops: how often the stack of blocks is applied. `num_hidden_layers` counts applications, so a model of 8 layers
         with 2 loops has 4 blocks; the embeddings are added again before every further loop.
     """
@@ -56,6 +58,7 @@ class EquitapeConfig(PreTrainedConfig):
     sliding_window: int | None = None
     sliding_layers: list[int] | None = None
     shifted_group_size: int | None = None
+    trained_length: int | None = None
     num_loops: int = 1
     output_position_states: bool = False
     encoding: dict[str, Any] | str | None = None

@@ -7,6 +7,7 @@ labels.
 import logging
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -67,9 +68,12 @@ Row = tuple[np.ndarray, np.ndarray, np.ndarray]
 class QuestionExamples(Dataset[dict[str, Tensor]]):
     """Every question with each of its answers, in an order of its own in every epoch. Numbers go on without end."""
 
-    def __init__(self, rows: list[Row], beginning: list[int], length: int, rule: str, seed: int):
-        """beginning: the tokens before every document; length: of an example; rule: what longer documents lose."""
+    def __init__(self, rows: list[Row], beginning: list[int], length: int, rule: str, seed: int, summary: str = ""):
+        """beginning: the tokens before every document; length: of an example; rule: what longer documents lose;
+        summary: a sentence about the rows.
+        """
         self.rows = rows
+        self.summary = summary
         self.beginning = np.array(beginning, np.int64)
         self.length = length
         self.rule = rule
@@ -149,6 +153,12 @@ class Scrolls(Task):
             )
 
     def training_set(self, seed: int) -> QuestionExamples:
+        rows, beginning, summary = self._training_rows
+        return QuestionExamples(rows, beginning, self.options.length, self.options.cut, seed, summary)
+
+    @cached_property
+    def _training_rows(self) -> tuple[list[Row], list[int], str]:
+        """Every question with each of its answers, the tokens before them all, and a sentence on what is cut."""
         encode = PieceTokenizer(self.tokenizer)
         beginning = encode.beginning
         texts = list(dict.fromkeys(item.document for item in self.train_items))
@@ -162,14 +172,11 @@ class Scrolls(Task):
                 ended = np.array([*answer[: self.answer_tokens - 1], self.eos_token_id], np.int64)
                 short += len(beginning) + len(document) + len(question) + len(ended) <= self.options.length
                 rows.append((document, question, ended))
-        logger.info(
-            "Training questions: %d, of which %d lose the %s of their documents and %d the end of their answers.",
-            len(rows),
-            len(rows) - short,
-            self.options.cut,
-            cut_answers,
+        summary = (
+            f"{len(rows):,} questions with an answer; {len(rows) - short:,} lose the {self.options.cut} of their "
+            f"documents, {cut_answers:,} the end of their answers."
         )
-        return QuestionExamples(rows, beginning, self.options.length, self.options.cut, seed)
+        return rows, beginning, summary
 
     def evaluate(self, model: Any, seed: int, budget: float = 1.0) -> Evaluation:
         """The score of SCROLLS in per cent, and the loss of the reference answers in nats per token."""

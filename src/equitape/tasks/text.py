@@ -125,9 +125,7 @@ class Text(Task):
         if options.stream:
             return StreamedRows(options.train, self.tokenizer, options.length, **rows)  # type: ignore[arg-type]
         store = build_tokens(options.train, self.tokenizer, self.options.cache)
-        dataset = PackedDataset(store, options.length, **rows)  # type: ignore[arg-type]
-        logger.info("Training text: %s.", dataset.report)
-        return dataset
+        return PackedDataset(store, options.length, **rows)  # type: ignore[arg-type]
 
     def collate(self, examples: list[dict[str, Tensor]]) -> dict[str, Tensor]:
         return collate_rows(examples)

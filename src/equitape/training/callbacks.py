@@ -17,6 +17,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from . import checkpoints
 from .log import StepLog
+from .memory import peak_mib, reset_peak
 from .settings import TrainSettings
 
 Evaluate = Callable[[Any, int], dict[str, float]]
@@ -91,8 +92,7 @@ class Bookkeeper(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        if torch.cuda.is_available():
-            torch.cuda.reset_peak_memory_stats()
+        reset_peak()
         if self.processes.is_main_process:
             self.board = open_tensorboard(self.run_dir, state.global_step)
         total = None if self.settings.minutes is not None else state.max_steps
@@ -148,8 +148,9 @@ class Bookkeeper(TrainerCallback):
             meter.steady_tokens += self.log.tokens - meter.tokens
         self._window = meter.seconds
         meter.tokens = self.log.tokens
-        if torch.cuda.is_available():
-            meter.peak_mib = max(meter.peak_mib or 0.0, torch.cuda.max_memory_allocated() / 2**20)
+        peak = peak_mib()
+        if peak is not None:
+            meter.peak_mib = max(meter.peak_mib or 0.0, peak)
 
     def _show(self, step: int, lines: list[dict[str, Any]]) -> None:
         if lines:

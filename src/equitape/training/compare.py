@@ -21,7 +21,7 @@ results.json, which reports are made from, is this dictionary (all of it plain J
         trained_tokens   tokens seen, padding not counted
         seconds          of training steps, compiling included; evaluation, saving and start-up not counted
         tokens_per_second
-        peak_mib         most memory held on the device while training; null on the CPU
+        peak_mib         most memory held while training, on the GPU or, without one, by the process; null if unknown
         evaluate_seconds
         log              [[step, loss], ...], at most about 400 points, each the mean of the steps up to it
         evaluation       {metrics: {name: number}, heat_maps: [...], curves: [...]} as `tasks.base.Evaluation` has them;

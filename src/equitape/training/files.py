@@ -7,6 +7,16 @@ from pathlib import Path
 from typing import Any
 
 
+def make_directory(path: Path) -> None:
+    """A directory to write into, or one sentence why there can be none."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"The directory {path} cannot be made: {error.strerror}.") from None
+    if not os.access(path, os.W_OK):
+        raise ValueError(f"The directory {path} cannot be written to.")
+
+
 def write_text(path: Path, text: str) -> None:
     """Write aside, then rename: a kill leaves the old file or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -23,6 +23,8 @@ class Plan:
     task: Task
     configs: dict[str, EquitapeConfig]
     """By label."""
+    data: str
+    """A sentence about the training data, where there is something to tell."""
 
     @property
     def runs(self) -> list[tuple[EncodingChoice, int]]:
@@ -37,10 +39,13 @@ def make_plan(recipe: Recipe) -> Plan:
     options = {key: value for key, value in recipe.task.items() if key != "name"}
     try:
         task = build_task(recipe.task["name"], options)
+        examples: Any = task.training_set(recipe.choices[0].seeds[0])
+        # data that cannot be trained on show here, before anything is written
+        examples[0]
     except OSError as error:
         raise ValueError(f"The data of task {recipe.task['name']!r} cannot be read: {error}.") from None
     configs = {choice.label: build_config(recipe, task, choice) for choice in recipe.choices}
-    return Plan(recipe, task, configs)
+    return Plan(recipe, task, configs, getattr(examples, "summary", ""))
 
 
 def build_config(recipe: Recipe, task: Task, choice: EncodingChoice) -> EquitapeConfig:
@@ -51,6 +56,7 @@ def build_config(recipe: Recipe, task: Task, choice: EncodingChoice) -> Equitape
     else:
         sizes = recipe.model.to_dict()
         sizes.setdefault("max_position_embeddings", task.tested_length)
+        sizes["trained_length"] = task.trained_length
         config = EquitapeConfig(
             **sizes,
             vocab_size=task.vocab_size,
@@ -103,6 +109,7 @@ def describe_plan(plan: Plan) -> dict[str, Any]:
         "tested_length": task.tested_length,
         "budget": f"{recipe.train.minutes:g} minutes" if timed else f"{steps:,} steps, about {tokens:,} tokens",
         "batch_size": recipe.train.batch_size,
+        "data": plan.data,
         "evaluation": f"{recipe.evaluation.share:.0%} of the task's after training"
         + (
             f", {recipe.evaluation.share_while_training:.0%} every {recipe.train.eval_every:,} steps"

@@ -106,6 +106,8 @@ class Recipe(Settings):
         if not self.encodings:
             raise ValueError("The recipe has no encodings; give a list, for example [rope, tape].")
         check_seeds(self.seeds, "seeds")
+        if self.train.seed:
+            raise ValueError(f"train.seed plays no part in a recipe; give seeds, as seeds=[{self.train.seed}].")
         names = [slug(choice.label) for choice in self.choices]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:

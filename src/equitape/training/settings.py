@@ -48,7 +48,7 @@ class TrainSettings(Settings):
     workers: int | None = None
     """Processes that prepare batches, which never changes their order; 0 without CUDA and 4 with it when left out."""
     seed: int = 0
-    """Seed of dropout and of encodings that draw positions. A comparison puts each run's own seed here."""
+    """Seed of dropout and of encodings that draw positions. In a recipe it is that of the run, from `seeds`."""
     log_every: int = 10
     """Steps between two readings of the losses gathered on the device; every step still has its line in log.jsonl."""
     eval_every: int | None = None

@@ -14,8 +14,9 @@ def show_plan(plan: Plan, console: Console) -> None:
     told = describe_plan(plan)
     console.print(f"[bold]{escape(plan.recipe.name)}[/bold] {escape(plan.recipe.description)}".strip())
     table = Table(show_header=False)
-    for name in ("task", "trained_length", "tested_length", "budget", "batch_size", "evaluation"):
-        table.add_row(name.replace("_", " "), str(told[name]))
+    for name in ("task", "data", "trained_length", "tested_length", "budget", "batch_size", "evaluation"):
+        if told[name]:
+            table.add_row(name.replace("_", " "), escape(str(told[name])))
     for label, about in told["encodings"].items():
         seeds = ", ".join(map(str, about["seeds"]))
         table.add_row(escape(label), f"{about['parameters']:,} parameters, seeds {seeds}")
