@@ -14,7 +14,16 @@ from made_up import make_results, make_run
 from equitape.report import write_report
 from equitape.report.plots import line_style, loss_points, plot_curve
 from equitape.report.summary import Spread, mean_grid, summarise
-from equitape.report.tables import number, quantity, spread_cell
+from equitape.report.tables import (
+    claims_table,
+    duration,
+    durations,
+    headline_table,
+    number,
+    quantity,
+    runs_table,
+    spread_cell,
+)
 
 
 @pytest.fixture(scope="module")
@@ -205,13 +214,17 @@ def test_no_runs_are_refused(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_lines_are_told_apart_without_colour():
+@pytest.mark.parametrize("count", [10, 12, 24, 55])
+def test_lines_are_told_apart_without_colour(count):
+    """By marker and dashes together; a few lines by the marker alone."""
     results = make_results()
-    results["runs"] = [make_run(f"encoding {index}", 0, 1.0) for index in range(10)]
+    results["runs"] = [make_run(f"encoding {index}", 0, 1.0, "missing") for index in range(count)]
     summary = summarise(results)
     styles = [line_style(summary, label) for label in summary.labels]
-    assert len({(style["marker"], str(style["linestyle"])) for style in styles}) == 10
-    assert len({style["marker"] for style in styles}) == 10
+    assert len({(style["marker"], str(style["linestyle"])) for style in styles}) == count
+    assert len({style["marker"] for style in styles}) == min(count, 11)
+    # lines that share a marker differ in dashes and in colour
+    assert len({(style["marker"], style["color"]) for style in styles}) == count
 
 
 def test_long_logs_are_averaged_not_sampled(results):
@@ -238,6 +251,64 @@ def test_where_training_ended(results):
     assert summary.trained_up_to("digits of the first operand") == 20
     assert summary.trained_up_to("tokens read at once") == 1024
     assert summary.trained_up_to("blanks") is None
+
+
+def claims_of(claims, headline="exact_match", finished=True):
+    """The table of published numbers as text: (columns, {encoding: cells}, notes)."""
+    results = make_results()
+    results["runs"] = [make_run(label, 0, 1.0, "done" if finished else "missing") for label in ("rope", "tape")]
+    results |= {"claims": claims, "task": {**results["task"], "headline": headline}}
+    table = claims_table(summarise(results))
+    assert all(len(row) == len(table.columns) for row in table.rows)
+    rows = {row[0].text: [cell.text for cell in row[1:]] for row in table.rows}
+    return table.columns[1:], rows, " ".join(table.notes)
+
+
+def test_claims_of_metrics_that_the_task_does_not_compute():
+    """They have no empty column of ours; the headline stands beside them under its own name."""
+    github = {"rope": {"perplexity_github": 57.2}, "tape": {"perplexity_github": 52.2}}
+    columns, rows, notes = claims_of(github)
+    assert columns == ["perplexity github, claimed ↓", "exact match, ours, another measure ↑"]
+    assert [cells[0] for cells in rows.values()] == ["57.20", "52.20"]
+    assert all("-" not in cells for cells in rows.values())
+    assert "Not measured here: perplexity github. Our exact match is another measure" in notes
+    # beside a claim that can be compared, and one of an encoding that was not run
+    mixed = {"rope": {"exact_match": 26.12, "perplexity_github": 57.2}, "fire": {"perplexity_github": 55.0}}
+    columns, rows, notes = claims_of(mixed)
+    assert columns == ["exact match, ours", "exact match, claimed", "perplexity github, claimed ↓"]
+    assert rows["rope"][1:] == ["26.12", "57.20"]
+    assert rows["tape"][1:] == ["-", "-"]
+    assert rows["fire"] == ["-", "-", "55.00"]
+    assert "Not measured here" in notes
+    assert "another measure" not in notes
+
+
+def test_claims_before_anything_is_known():
+    columns, rows, notes = claims_of({"rope": {"exact_match": 26.12}}, finished=False)
+    assert columns == ["exact match, ours", "exact match, claimed"]
+    assert rows == {"rope": ["-", "26.12"], "tape": ["-", "-"]}
+    assert "Not measured" not in notes
+
+
+def test_durations_of_a_column_share_a_unit():
+    def texts(*column):
+        return [cell.text for cell in durations(column)]
+
+    assert texts(120.0, 111.5, None) == ["120.0 s", "111.5 s", "-"]
+    assert texts(130.0, 7300.0) == ["2.2 min", "121.7 min"]
+    assert texts(7200.0, 36000.0) == ["2.0 h", "10.0 h"]
+    assert texts(30.0, 36000.0) == ["30.0 s", "36,000.0 s"]
+    assert texts(None, None) == ["-", "-"]
+    assert [duration(seconds) for seconds in (119.0, 120.0, 7200.0)] == ["119.0 s", "2.0 min", "2.0 h"]
+
+    results = make_results()
+    results["runs"] = [make_run("rope", 0, 1.0), make_run("tape", 0, 1.0), make_run("fire", 0, 1.0, "missing")]
+    for run, seconds in zip(results["runs"], (121.0, 111.5, None), strict=True):
+        run["seconds"] = seconds
+    summary = summarise(results)
+    for table, column in ((headline_table(summary), "training time"), (runs_table(summary), "time")):
+        place = table.columns.index(column)
+        assert [row[place].text for row in table.rows] == ["121.0 s", "111.5 s", "-"]
 
 
 def test_quantities():

@@ -11,8 +11,9 @@ from typing import Any
 from .summary import Group, Spread, Summary, curve_spreads, mean_grid
 from .tables import number, readable
 
-# told apart without colour; the colours are of middling lightness, to stand on white and on black
-MARKERS = "os^Dv<>P*X"
+# told apart without colour; the colours are of middling lightness, to stand on white and on black. The numbers of
+# markers, dashes and colours have no common divisor, so that a pair comes back only after 11 x 5 lines
+MARKERS = "os^Dv<>P*Xd"
 LINE_STYLES = ("-", "--", "-.", ":", (0, (6, 1, 1, 1, 1, 1)))
 COLOURS = ("#1f77b4", "#d55e00", "#2a9d5c", "#b05fa8", "#8c6d1f", "#7f7f7f")
 INK = "#161b22"

@@ -1,7 +1,7 @@
 """The tables of a report as plain cells, which the HTML and the Markdown templates both lay out."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,11 +61,17 @@ def plain_cell(spread: Spread | None, show: Callable[[float], str] = number) -> 
     return Cell(text=MISSING) if spread is None else Cell(text=show(spread.mean))
 
 
-def duration(seconds: float) -> str:
-    """Seconds, minutes or hours, whichever reads best."""
-    if seconds < 120:
-        return f"{seconds:.1f} s"
-    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+def duration(seconds: float, shortest: float | None = None) -> str:
+    """Seconds, minutes or hours, whichever reads best for the shortest of those it stands among, or for itself."""
+    shortest = seconds if shortest is None else shortest
+    size, unit = (1, "s") if shortest < 120 else (60, "min") if shortest < 7200 else (3600, "h")
+    return f"{seconds / size:,.1f} {unit}"
+
+
+def durations(column: Sequence[float | None]) -> list[Cell]:
+    """A column of durations in one unit, so that they can be compared at a glance."""
+    shortest = min((seconds for seconds in column if seconds is not None), default=None)
+    return [Cell(text=MISSING if seconds is None else duration(seconds, shortest)) for seconds in column]
 
 
 def quantity(count: float) -> str:
@@ -111,17 +117,19 @@ def headline_table(summary: Summary) -> Table:
     """The task's headline metric with what it cost beside it."""
     name = summary.headline
     best = summary.best(name)
+    seconds = [group.spread("seconds") for group in summary.groups]
+    times = durations([None if spread is None else spread.mean for spread in seconds])
     rows = [
         [
             name_cell(group),
             spread_cell(group.metric(name), best == group.label),
             plain_cell(group.spread("parameters"), quantity),
             plain_cell(group.spread("trained_tokens"), quantity),
-            plain_cell(group.spread("seconds"), duration),
+            time,
             plain_cell(group.spread("tokens_per_second"), lambda rate: f"{rate:,.0f}"),
             plain_cell(group.spread("peak_mib"), lambda size: f"{size:,.0f}"),
         ]
-        for group in summary.groups
+        for group, time in zip(summary.groups, times, strict=True)
     ]
     columns = [
         "encoding",
@@ -152,6 +160,7 @@ def cost_note(summary: Summary) -> str:
 def runs_table(summary: Summary) -> Table:
     """Every run, failed ones with the reason."""
     rows = []
+    times = iter(durations([run.get("seconds") for group in summary.groups for run in group.runs]))
     for group in summary.groups:
         for run in group.runs:
             failed = run["status"] != DONE
@@ -165,7 +174,7 @@ def runs_table(summary: Summary) -> Table:
                     Cell(text=run["status"], kind="failed" if failed else ""),
                     Cell(text=MISSING if headline is None else number(headline)),
                     Cell(text=MISSING if final is None else f"{number(as_float(final[1]))} at {final[0]:,}"),
-                    Cell(text=MISSING if run.get("seconds") is None else duration(run["seconds"])),
+                    next(times),
                     Cell(text=run.get("note") or "", kind="words"),
                 ]
             )
@@ -174,30 +183,45 @@ def runs_table(summary: Summary) -> Table:
 
 
 def claims_table(summary: Summary) -> Table | None:
-    """Published numbers beside ours; None where the recipe names none."""
+    """Published numbers beside ours; None where the recipe names none.
+
+    Claims of a metric that the task does not compute stand by themselves, with our headline beside them.
+    """
     claims: dict[str, dict[str, float]] = summary.results.get("claims") or {}
     metrics = list(dict.fromkeys(metric for values in claims.values() for metric in values))
     if not metrics:
         return None
+    known = [*summary.metric_names(outside=False), *summary.metric_names(outside=True)]
+    # before any run is finished nothing tells what the task computes
+    foreign = [metric for metric in metrics if known and metric not in known]
+    ours = [metric for metric in metrics if metric not in foreign]
+    columns = [f"{readable(metric)}, {whose}" for metric in ours for whose in ("ours", "claimed")]
+    columns += [f"{readable(metric)}, claimed{direction(summary, metric)}" for metric in foreign]
+    source = summary.results.get("claims_source") or "a source that the recipe does not name"
+    notes = [f"Claimed: {source}. These are claims, not measurements of ours; sizes and budgets may differ."]
+    beside = bool(foreign) and summary.headline not in ours
+    if foreign:
+        names = " and ".join(map(readable, foreign))
+        notes.append(f"Not measured here: {names}.")
+    if beside:
+        columns.append(f"{readable(summary.headline)}, ours, another measure{direction(summary, summary.headline)}")
+        notes.append(
+            f"Our {readable(summary.headline)} is another measure: only the order of the encodings may be compared."
+        )
     groups = {group.label: group for group in summary.groups}
     rows = []
     for label in [*groups, *(label for label in claims if label not in groups)]:
-        row = [name_cell(groups[label]) if label in groups else Cell(text=label, detail="not run here")]
-        for metric in metrics:
-            row.append(spread_cell(groups[label].metric(metric)) if label in groups else Cell(text=MISSING))
+        group = groups.get(label)
+        row = [Cell(text=label, detail="not run here") if group is None else name_cell(group)]
+        for metric in [*ours, *foreign]:
+            if metric in ours:
+                row.append(spread_cell(None if group is None else group.metric(metric)))
             claimed = claims.get(label, {}).get(metric)
             row.append(Cell(text=MISSING if claimed is None else number(claimed)))
+        if beside:
+            row.append(spread_cell(None if group is None else group.metric(summary.headline)))
         rows.append(row)
-    columns = ["encoding"]
-    for metric in metrics:
-        columns += [f"{readable(metric)}, ours", f"{readable(metric)}, claimed"]
-    source = summary.results.get("claims_source") or "a source that the recipe does not name"
-    return Table(
-        title="Beside published numbers",
-        columns=columns,
-        rows=rows,
-        notes=[f"Claimed: {source}. These are claims, not measurements of ours; sizes and budgets may differ."],
-    )
+    return Table(title="Beside published numbers", columns=["encoding", *columns], rows=rows, notes=notes)
 
 
 def as_float(value: Any) -> float:
