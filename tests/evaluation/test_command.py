@@ -157,7 +157,7 @@ def test_what_is_refused(ours, base, tmp_path):
         ([ours, "--task", "perplexity"], "Task 'perplexity' has no text"),
         ([ours, "--task", "scrolls:qasper", f"data={tmp_path}"], "The data of scrolls:qasper is missing"),
         ([bare, "--task", "passkey"], "There is no tokenizer in"),
-        ([bare, "--task", "passkey"], "--tokenizer"),
+        ([bare, "--task", "passkey"], "--tokenizer FOLDER, or give --tokenizer bytes"),
         ([small, "--task", "passkey"], "it would make tokens that the model does not know"),
         ([tmp_path / "wide", "--task", "passkey"], "it is not the one the model was trained with"),
         ([tmp_path / "nothing", "--task", "passkey"], "There is no model at"),
@@ -169,6 +169,14 @@ def test_what_is_refused(ours, base, tmp_path):
     ]
     for arguments, message in cases:
         assert message in invoke(*arguments, code=2), arguments
+    # transformers' own words are of no help where no file is
+    assert "nstantiate" not in invoke(bare, "--task", "passkey", code=2)
+    # but where one is damaged they say how
+    (tmp_path / "bare/tokenizer.json").write_text("{")
+    assert "There is no tokenizer in" in (said := invoke(bare, "--task", "passkey", code=2))
+    assert "(" in said
+    (tmp_path / "bare/tokenizer.json").unlink()
+    invoke(bare, *PASSKEY, "--tokenizer", "bytes", "--out", tmp_path / "out")
 
 
 def test_settings_that_changed_are_refused(ours, base, tmp_path):

@@ -1,8 +1,11 @@
 """Generation: prompts of any lengths together give what each gives alone, with the cache, without padding or spare logits."""
 
+import logging
+
 import pytest
 import torch
 from small import BYTES, llama, our_model, subject
+from transformers.utils import logging as transformers_logging
 
 from cases import CASES
 from equitape.data.tokenizers import byte_tokenizer
@@ -43,6 +46,36 @@ def test_answers_together_are_answers_alone(name, lengths):
     # rows that have ended are padded
     assert [row[: len(wanted)] for row, wanted in zip(written, expected, strict=True)] == expected
     assert len({tuple(row) for row in expected}) > 1
+
+
+def test_beyond_the_context_nothing_but_the_reminder_is_left_out():
+    """transformers says it once in a process, other things still when they come."""
+    said = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())
+    logger = logging.getLogger("transformers.generation.stopping_criteria")
+    who = subject(llama(max_position_embeddings=16))
+    generate = who.model.generate
+
+    def speaking(*args, **kwargs):
+        logger.warning("Something else.")
+        return generate(*args, **kwargs)
+
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    logger.addHandler(handler)
+    try:
+        transformers_logging.warning_once.cache_clear()
+        who.model.generate = speaking
+        write_tokens(who, prompts(20, 20), 3, [])
+        assert said == ["Something else."]
+        # outside of evaluations it is said as ever
+        transformers_logging.warning_once.cache_clear()
+        generate(torch.tensor(prompts(20)), attention_mask=torch.ones(1, 20), max_new_tokens=3, eos_token_id=None)
+        assert any(text.startswith("This is a friendly reminder") for text in said)
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
 
 
 def test_models_without_a_joinable_cache_say_so():

@@ -92,6 +92,11 @@ def test_both_ways_give_the_same_number(make, tasks, tmp_path, monkeypatch):
     assert 0 < theirs["acc,none"] + theirs["acc_norm,none"] < 2
     assert ours["metrics"]["score"] == theirs["acc,none"]
     assert "colours 12" in ours["protocol"][0]
+    first = ours["bars"][0]
+    assert (first["rows"], first["values"], first["most"]) == (["colours"], [theirs["acc,none"]], 1)
+    for name in ("bars-lm-evaluation-harness-acc.png", "bars-lm-evaluation-harness-acc-norm.png"):
+        assert (tmp_path / "out" / name).read_bytes().startswith(b"\x89PNG")
+        assert f"]({name})" in (tmp_path / "out/report.md").read_text()
 
 
 def test_rolling_likelihood_agrees_with_our_perplexity(tasks, tmp_path):

@@ -7,6 +7,7 @@ import torch
 from small import llama, our_model, subject
 
 from equitape.evaluation import build_evaluation, evaluate
+from equitape.evaluation.perplexity import name_sources
 
 
 @pytest.fixture
@@ -97,6 +98,40 @@ def test_several_texts_keep_their_names(texts, tmp_path):
     assert {"perplexity_one_16", "perplexity_two_8", "bits_per_byte_two_16"} <= set(report["metrics"])
     assert set(report["short"]) == {"perplexity_one_8", "perplexity_two_8"}
     assert len(report["curves"]) == 4
+
+
+def test_texts_with_the_same_last_name_are_all_scored(texts, tmp_path):
+    for folder, name in (("x", "a"), ("y", "d")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "test.txt").write_text((texts / f"{name}.txt").read_text())
+    data = [str(tmp_path / "x/test.txt"), str(tmp_path / "y/test.txt"), str(texts / "a.txt")]
+    task = build_evaluation("perplexity", {"data": data, "lengths": [16], "short": 8})
+    report = evaluate(subject(our_model()), task, tmp_path / "out")
+    for name in ("x/test.txt", "y/test.txt", "a.txt"):
+        assert f"perplexity_{name}_16" in report["metrics"]
+    assert report["metrics"]["perplexity_x/test.txt_16"] == report["metrics"]["perplexity_a.txt_16"]
+    assert report["metrics"]["perplexity_y/test.txt_16"] != report["metrics"]["perplexity_a.txt_16"]
+    assert len(list((tmp_path / "out").glob("*.png"))) == 6
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        (("a/test.txt",), ["test.txt"]),
+        (("a/texts/",), ["texts"]),
+        (("a/b/t.txt", "c/b/t.txt", "c/d/t.txt", "u.txt"), ["a/b/t.txt", "c/b/t.txt", "d/t.txt", "u.txt"]),
+        (("t.txt", "a/t.txt", "/a/t.txt"), ["t.txt", "a/t.txt", "/a/t.txt"]),
+        (("x.tar.xz/books/test", "y.tar.xz/books/test"), ["x.tar.xz/books/test", "y.tar.xz/books/test"]),
+        (("hf:owner/set:a:test", "hf:owner/set:b:test"), ["set:a:test", "set:b:test"]),
+    ],
+)
+def test_names_of_texts_are_as_short_as_they_can_be(given, names):
+    assert name_sources(given) == dict(zip(names, given, strict=True))
+
+
+def test_a_text_named_twice():
+    with pytest.raises(ValueError, match=r"the text 'a/t.txt/' is named twice"):
+        name_sources(("b.txt", "a/t.txt/", "a//t.txt"))
 
 
 def test_default_lengths_are_what_text_and_context_allow(tmp_path, monkeypatch):

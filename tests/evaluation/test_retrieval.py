@@ -1,12 +1,16 @@
 """Passkey and needles with readers that find what is hidden, as far as they see."""
 
 import json
+import re
 
 import pytest
 from small import Reader, subject
 
+from equitape.data.text import Document
+from equitape.data.tokenizers import train_bpe
 from equitape.evaluation import build_evaluation, evaluate, rescore
-from equitape.evaluation.passkey import first_number
+from equitape.evaluation.passkey import KEY as KEY_LINE
+from equitape.evaluation.passkey import OPENING, QUESTION, first_number
 
 KEY = r"pass key is (\d{5})\. Remember"
 NUMBER = r"for ([a-z-]+) is: (\d+)(?s:.*)What is the special magic number for \1 "
@@ -144,11 +148,88 @@ def test_wrong_tasks_and_options_are_refused(name, options, message):
 
 @pytest.mark.parametrize("name", ["passkey", "needles"])
 def test_a_length_below_the_prompt_is_refused_before_any_work(name, tmp_path):
-    reader = Reader("x")
-    with pytest.raises(ValueError, match=rf"Task '{name}'.*A prompt of 60 tokens cannot be made.*or more"):
+    reader = Reader("(nothing)")
+    with pytest.raises(
+        ValueError, match=rf"Task '{name}'.*A prompt of 60 tokens cannot be made.*does for all"
+    ) as error:
         evaluate(subject(reader), build_evaluation(name, {"lengths": [60, 500]}), tmp_path / "out")
     assert not reader.seen
     assert not (tmp_path / "out").exists()
+    # the length that it names does, though other words are drawn for it
+    enough = int(re.search(r"A length of (\d+) does", str(error.value)).group(1))
+    report, _ = run(tmp_path, reader, name, {"lengths": [enough], "short": enough})
+    assert report["notes"] == []
+
+
+@pytest.mark.parametrize("short", [512, 527, 539, 640])
+def test_every_needle_is_measured_before_any_work(short):
+    """The words of some samples are longer than those of the first."""
+    options = {"kinds": ["multiquery"], "short": short, "lengths": [640, 1024], "samples": 20}
+    with pytest.raises(ValueError, match=r"Task 'needles', kind 'multiquery': A prompt of \d+ tokens") as error:
+        build_evaluation("needles", options).prepare(subject(Reader("x")))
+    needed, enough = map(int, re.search(r"up to (\d+)\. A length of (\d+) does", str(error.value)).groups())
+    assert short < needed <= enough
+    task = build_evaluation("needles", {**options, "short": enough, "lengths": [enough, 1024]})
+    units = task.prepare(subject(Reader("x")))
+    assert {len(task.make(unit.content).tokens) for unit in units} == {enough, 1024}
+
+
+def test_every_passkey_is_measured_before_any_work():
+    """Some numbers take more tokens than the first."""
+    numbers = " ".join(str(number) for number in range(10000, 14000, 7))
+    who = subject(Reader("x", vocab_size=400), train_bpe([Document("numbers", numbers)], 400))
+    task = build_evaluation("passkey", {"lengths": [1000], "short": 1000})
+    task.prepare(who)
+    encode = task.maker.encode
+
+    def sizes(length):
+        lines = [KEY_LINE.format(key=task.draw_key(place)) for place in task.places(length)]
+        return [len(encode(OPENING)) + len(encode(line)) + len(encode(QUESTION)) for line in lines]
+
+    # a length that the first prompt fits into and another does not
+    near = sizes(1000)
+    length = next(n for n in range(min(near), max(near)) if sizes(n)[0] <= n < max(sizes(n)))
+    needed = max(sizes(length))
+    with pytest.raises(ValueError, match=rf"A prompt of {length} tokens cannot be made.*take up to {needed}\."):
+        build_evaluation("passkey", {"lengths": [length], "short": 1000}).prepare(who)
+
+
+def test_the_short_length_is_what_the_tokenizer_needs(tmp_path):
+    """Byte-level models too are measured without options, and the report says at which length."""
+    options = {"lengths": [1000], "samples": 3}
+    report, records = run(tmp_path, Reader(NUMBER, r" \2."), "needles", options)
+    short = report["options"]["short"]
+    assert 512 < short < 1000
+    assert short % 64 == 0
+    assert {record["length"] for record in records} == {short, 1000}
+    assert list(report["short"]) == [f"score_{short}"]
+    assert report["notes"] == [
+        f"The short length is {short} tokens instead of 512: prompts of 512 of this tokenizer do not hold what must be "
+        f"in them."
+    ]
+    assert rescore(tmp_path / "out") == report
+    again = evaluate(subject(Reader(NUMBER)), build_evaluation("needles", options), tmp_path / "out", resume=True)
+    assert again["metrics"] == report["metrics"]
+    # where 512 do they stay, and it is not said
+    few, _ = run(tmp_path / "few", Reader(NUMBER), "needles", {**options, "kinds": ["single"]})
+    assert (few["options"]["short"], few["notes"]) == (512, [])
+    assert "short_raised" not in few["examples"]
+    # what was given is not changed
+    given, _ = run(tmp_path / "given", Reader(NUMBER), "needles", {**options, "kinds": ["single"], "short": 360})
+    assert list(given["short"]) == ["score_360"]
+
+
+def test_default_lengths_begin_where_all_prompts_fit():
+    units = build_evaluation("needles").prepare(subject(Reader("x", context=4096)))
+    assert sorted({unit.length for unit in units})[1:] == [1024, 2048, 4096, 8192]
+    units = build_evaluation("passkey").prepare(subject(Reader("x", context=4096)))
+    assert sorted({unit.length for unit in units}) == [512, 1024, 2048, 4096, 8192]
+
+
+def test_filler_without_words_is_refused(tmp_path):
+    (tmp_path / "blank.txt").write_text(" \n\n \n")
+    with pytest.raises(ValueError, match=r"The filler '.*blank.txt' holds no words; name a text that does"):
+        build_evaluation("passkey", {"filler": str(tmp_path / "blank.txt")}).prepare(subject(Reader("x")))
 
 
 def test_missing_filler_is_refused(tmp_path):

@@ -188,3 +188,10 @@ def test_a_folder_without_an_evaluation(content, tmp_path):
     (tmp_path / "settings.json").write_text(content)
     with pytest.raises(ValueError, match="holds no evaluation that can be read"):
         rescore(tmp_path)
+
+
+def test_the_context_of_a_model_is_the_length_it_was_trained_on():
+    """A model built to be scored at eight times that length announces room for it, and is not meant for it."""
+    model = our_model("rope", max_position_embeddings=512, trained_length=64)
+    assert subject(model).context == 64
+    assert subject(our_model("rope", max_position_embeddings=512)).context == 512

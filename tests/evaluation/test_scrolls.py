@@ -1,6 +1,9 @@
 """SCROLLS: data in both forms, prompts, cutting that is told, and scores."""
 
+import gzip
 import json
+import lzma
+import re
 import sys
 import tarfile
 import zipfile
@@ -12,7 +15,7 @@ from small import Reader, bpe_tokenizer, contract, our_model, subject, write_lin
 from equitape.data.tokenizers import byte_tokenizer
 from equitape.evaluation import build_evaluation, evaluate, rescore
 from equitape.evaluation.prompts import PieceTokenizer
-from equitape.evaluation.scrolls import spread
+from equitape.evaluation.scrolls import bars_of, score_answers, spread
 from equitape.evaluation.scrolls_data import Item, load_examples, make_official_item
 from equitape.evaluation.scrolls_prompts import DATASETS, PromptWriter, kept_parts, question_of
 
@@ -81,6 +84,70 @@ def test_damaged_files(tmp_path):
     write_lines(path, [{"task": "qasper", "split": "valid", "document": "x", "items": [{"id": 1}]}])
     with pytest.raises(ValueError, match=r"not of the form that SCROLLS files have here.*'question'"):
         load_examples("qasper", str(path))
+
+
+@pytest.mark.parametrize("name", ["x.tar.xz", "x.tar.gz", "x.tar", "x.jsonl.gz", "x.jsonl.xz"])
+@pytest.mark.parametrize("content", [b"garbage, not an archive" * 50, b"", b"half"], ids=["garbage", "empty", "half"])
+def test_damaged_archives_are_told_in_a_sentence(name, content, files, tmp_path):
+    path = tmp_path / name
+    if content == b"half":
+        write_packed(path, files)
+        content = path.read_bytes()[: path.stat().st_size // 2]
+    path.write_bytes(content)
+    with pytest.raises(
+        ValueError, match=r"cannot be read to its end \(.*\); fetch or pack it again|holds nothing of it"
+    ):
+        load_examples("contract_nli", str(path))
+
+
+def write_packed(path, files):
+    """The contracts as an archive, or as one compressed file."""
+    if ".tar" in path.name:
+        with tarfile.open(path, f"w:{path.suffix[1:]}" if path.suffix != ".tar" else "w") as archive:
+            archive.add(files, "scrolls")
+    else:
+        pack = {".gz": gzip.compress, ".xz": lzma.compress}[path.suffix]
+        path.write_bytes(pack((files / "contract_nli.dev.jsonl").read_bytes()))
+
+
+@pytest.mark.parametrize("name", ["x.tar.gz", "x.jsonl.gz", "x.jsonl.xz"])
+def test_packed_files(name, files, tmp_path):
+    write_packed(tmp_path / name, files)
+    found = load_examples("contract_nli", str(tmp_path / name))
+    assert found.digest == load_examples("contract_nli", str(files)).digest
+
+
+def test_text_that_is_not_utf8(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"task": "qasper"}\n{"task": "caf\xe9"}\n')
+    with pytest.raises(ValueError, match=r"Line 2 of .*a.jsonl is not UTF-8 \(byte 13\); convert"):
+        load_examples("qasper", str(path))
+
+
+@pytest.mark.parametrize("answers", [[], None])
+def test_items_without_answers_are_refused_before_any_work(answers, tmp_path):
+    rows = contract("valid", 2)
+    rows[1]["items"][1]["answers"] = answers
+    path = write_lines(tmp_path / "contract_nli.jsonl", rows)
+    named = rows[1]["items"][1]["id"]
+    with pytest.raises(ValueError, match=rf"Line 2 of .*contract_nli.jsonl: the item {named!r} has no answers"):
+        load_examples("contract_nli", str(path))
+    # a split that is published without does not stand in the way of another
+    for row in rows:
+        row["split"] = "test"
+    write_lines(path, [*contract("valid", 2), *rows])
+    assert load_examples("contract_nli", str(path)).split == "valid"
+    with pytest.raises(ValueError, match=r"Line 4 of .* has no answers"):
+        load_examples("contract_nli", str(path), "test")
+
+
+@pytest.mark.parametrize("answers", ["Entailment", [None], [3]])
+def test_answers_that_are_no_list_of_texts(answers, tmp_path):
+    rows = contract("valid", 1)
+    rows[0]["items"][0]["answers"] = answers
+    path = write_lines(tmp_path / "contract_nli.jsonl", rows)
+    with pytest.raises(ValueError, match=r"not of the form.*the answers of item '.*' are no list of texts"):
+        load_examples("contract_nli", str(path))
 
 
 def test_the_official_form(tmp_path, monkeypatch):
@@ -204,6 +271,8 @@ def test_rouge_is_scored_later_where_its_package_is(files, tmp_path, monkeypatch
             rescore(tmp_path / "out")
     report = rescore(tmp_path / "out")
     assert set(report["metrics"]) >= {"score", "rouge1", "rouge2", "rougeL", "rouge_geometric_mean"}
+    assert report["bars"][1]["rows"] == ["rouge1", "rouge2", "rougeL", "rouge geometric mean"]
+    assert (tmp_path / "out/bars-qmsum-rouge.png").exists()
     # answers written by hand: the better of two references counts
     path = tmp_path / "out/results.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
@@ -214,8 +283,20 @@ def test_rouge_is_scored_later_where_its_package_is(files, tmp_path, monkeypatch
 
 def test_lengths_that_leave_no_room(files):
     who = subject(our_model(max_position_embeddings=40))
-    with pytest.raises(ValueError, match="has no room for a document"):
-        build_evaluation("scrolls:contract_nli", {"data": str(files)}).prepare(who)
+    name, data = "scrolls:contract_nli", {"data": str(files)}
+    with pytest.raises(
+        ValueError, match=r"the model's context of 40 has no room for a document.*Give length=\d+ or more"
+    ):
+        build_evaluation(name, data).prepare(who)
+    with pytest.raises(
+        ValueError, match=r"Task 'scrolls': length=30 has no room for a document: the question '"
+    ) as error:
+        build_evaluation(name, {**data, "length": 30}).prepare(who)
+    smallest = int(re.search(r"Give length=(\d+)", str(error.value)).group(1))
+    units = build_evaluation(name, {**data, "length": smallest}).prepare(who)
+    assert max(unit.length for unit in units if unit.key != "short") == smallest
+    with pytest.raises(ValueError, match=rf"length={smallest - 1} has no room"):
+        build_evaluation(name, {**data, "length": smallest - 1}).prepare(who)
     for options, message in (({"cut": "front"}, "cannot be cut at 'front'"), ({"samples": 0}, "samples is 0")):
         with pytest.raises(ValueError, match=message):
             build_evaluation("scrolls:contract_nli", options)
@@ -231,6 +312,50 @@ def test_units_do_not_depend_on_the_tokenizers_pieces(files):
     question = len(PieceTokenizer(tokenizer)(question_of("contract_nli", item)))
     assert short.tokens[: 100 - question] == whole.tokens[: 100 - question]
     assert short.tokens[-question:] == whole.tokens[-question:]
+
+
+def test_pictures_of_scores(files, tmp_path):
+    """By length of the document, models side by side; counts are whole numbers in the table."""
+
+    def run(name, cut):
+        task = build_evaluation("scrolls:contract_nli", {"data": str(files), "new_tokens": 20, "cut": "end"})
+        task.options.__dict__["short"] = 10**6
+        who = subject(Reader(ANSWER, r" \1\nand more", sight=cut, context=1300), name=name)
+        return evaluate(who, task, tmp_path / name)
+
+    report = run("reader", 10**9)
+    bars = report["bars"][0]
+    # documents of 1161, 1294, 1432, 1560 and 1693 letters: all in one bin
+    assert (bars["rows"], bars["values"], bars["counts"]) == (["all", "1,024 to 2,047"], [100, 100], [10, 10])
+    assert bars["most"] == 100
+    page = (tmp_path / "reader/report.md").read_text()
+    picture = "bars-contract-nli-score-by-length-of-the-document.png"
+    assert f"reader: all 100.0 (10), 1,024 to 2,047 100.0 (10).]({picture})" in page
+    assert (tmp_path / "reader" / picture).read_bytes().startswith(b"\x89PNG")
+    assert "| prompts | 10 |" in page
+    assert "| prompts cut | 8 |" in page
+    run("blind", 50)
+    alone = (tmp_path / "reader" / picture).read_bytes()
+    rescore(tmp_path / "reader", {"blind": tmp_path / "blind"})
+    assert "; blind: all 0.00 (10), 1,024 to 2,047 0.00 (10)." in (tmp_path / "reader/report.md").read_text()
+    assert (tmp_path / "reader" / picture).read_bytes() != alone
+    # beside a report of an earlier version, which has no bars
+    old = json.loads((tmp_path / "blind/report.json").read_text())
+    del old["bars"]
+    (tmp_path / "blind/report.json").write_text(json.dumps(old))
+    rescore(tmp_path / "reader", {"blind": tmp_path / "blind"})
+    assert (tmp_path / "reader" / picture).read_bytes() == alone
+
+
+def test_bins_of_lengths():
+    records = [
+        {"document_tokens": tokens, "answer": answer, "references": ["yes"]}
+        for tokens, answer in ((5000, "yes"), (0, "yes"), (1023, "no"), (1024, "yes"), (2047, "no"), (700, "yes"))
+    ]
+    (bars,) = bars_of("qasper", records, score_answers("qasper", records))
+    assert bars.rows == ["all", "1 to 1", "512 to 1,023", "1,024 to 2,047", "4,096 to 8,191"]
+    assert bars.values == pytest.approx([400 / 6, 100, 50, 50, 100])
+    assert bars.counts == [6, 1, 2, 2, 1]
 
 
 def test_spread():
