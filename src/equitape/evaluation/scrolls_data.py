@@ -215,4 +215,4 @@ def make_official_item(dataset: str, key: str, text: str, answers: list[str]) ->
 
 def first_line(error: BaseException) -> str:
     """What an error says, in short."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".: ")
