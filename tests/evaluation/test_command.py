@@ -157,7 +157,7 @@ def test_what_is_refused(ours, base, tmp_path):
         ([ours, "--task", "perplexity"], "Task 'perplexity' has no text"),
         ([ours, "--task", "scrolls:qasper", f"data={tmp_path}"], "The data of scrolls:qasper is missing"),
         ([bare, "--task", "passkey"], "There is no tokenizer in"),
-        ([bare, "--task", "passkey"], "--tokenizer FOLDER, or give --tokenizer bytes"),
+        ([bare, "--task", "passkey"], "with --tokenizer FOLDER"),
         ([small, "--task", "passkey"], "it would make tokens that the model does not know"),
         ([tmp_path / "wide", "--task", "passkey"], "it is not the one the model was trained with"),
         ([tmp_path / "nothing", "--task", "passkey"], "There is no model at"),

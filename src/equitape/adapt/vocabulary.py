@@ -21,7 +21,7 @@ def tokenizer_of(base: str | Path, given: str | Path | None = None) -> Any:
     try:
         return load_tokenizer(given if given is not None else base)
     except ValueError as error:
-        hint = "" if given is not None else " Name the folder of the right one with --tokenizer."
+        hint = "" if given is not None else " Name the folder of the right one with --tokenizer FOLDER."
         raise ValueError(f"{error}{hint}") from None
 
 

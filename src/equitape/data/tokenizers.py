@@ -1,5 +1,6 @@
 """Tokenizers: bytes, byte-level BPE trained on the spot, or one from a folder; all of them of transformers' classes."""
 
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from .text import Document, Sources, describe_sources, read_documents
 
 END, PAD = "<|end|>", "<|pad|>"
 NUM_BYTES = 256
+TOKENIZER_FILES = re.compile(r"token|vocab|merges|spiece|sentencepiece|tekken|\.(model|spm|bpe)$", re.IGNORECASE)
 BPE_CHARACTERS = 100_000_000
 """Text a vocabulary is learnt from at most; more of it changes little and takes long."""
 
@@ -69,10 +71,12 @@ def load_tokenizer(name: str | Path) -> Any:
     try:
         return AutoTokenizer.from_pretrained(model_folder(str(name)))
     except Exception as error:
-        # transformers raises a different error for each thing that may be missing
-        reason = str(error).strip().split("\n")[0]
+        # transformers raises a different error for each thing that may be missing; where no file is, none of them helps
+        folder = Path(model_folder(str(name))).expanduser()
+        damaged = folder.is_dir() and any(TOKENIZER_FILES.search(file.name) for file in folder.iterdir())
+        reason = " ({})".format(str(error).strip().split("\n")[0]) if damaged else ""
         raise ValueError(
-            f"There is no tokenizer in {str(name)!r} ({reason}); give 'bytes' or a folder that save_pretrained of a "
+            f"There is no tokenizer in {str(name)!r}{reason}; give 'bytes' or a folder that save_pretrained of a "
             f"tokenizer wrote."
         ) from error
 

@@ -9,7 +9,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ..loading import check_model, load_tokenizer_of, model_folder
 from ..registry import describe_choices
 from ..report.tables import duration, readable
 from ..settings import describe_settings
@@ -18,8 +17,6 @@ from . import EVALUATIONS, build_evaluation, load_subject, rescore
 from .base import EvaluationTask
 from .runner import make_plan, run_plan
 from .write import PAGE, show
-
-TOKENIZER_FILES = re.compile(r"token|vocab|merges|spiece|sentencepiece|tekken|\.(model|spm|bpe)$", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +58,6 @@ def run(command: EvalCommand, console: Console) -> list[dict[str, Any]]:
     if command.score:
         for task in tasks:
             task.check_scoring()
-    check_tokenizer(command)
     subject = load_subject(
         command.model,
         base=command.base,
@@ -90,23 +86,6 @@ def run(command: EvalCommand, console: Console) -> list[dict[str, Any]]:
         show_report(report, plan.out, console)
         reports.append(report)
     return reports
-
-
-def check_tokenizer(command: EvalCommand) -> None:
-    """Say plainly that a model came without a tokenizer; transformers tells of the backends it would have tried."""
-    check_model(command.model, command.base)
-    folder = Path(command.base or model_folder(command.model)).expanduser()
-    if command.tokenizer is not None or not folder.is_dir():
-        return
-    if any(TOKENIZER_FILES.search(file.name) for file in folder.iterdir()):
-        return
-    try:
-        load_tokenizer_of(command.model, command.base)
-    except ValueError:
-        raise ValueError(
-            f"There is no tokenizer in {str(folder)!r}. Name the folder of the right one with --tokenizer FOLDER, or "
-            f"give --tokenizer bytes for a model that reads bytes."
-        ) from None
 
 
 def build_tasks(names: tuple[str, ...], overrides: tuple[str, ...]) -> list[EvaluationTask]:
