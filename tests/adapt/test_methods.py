@@ -1,13 +1,17 @@
 """What each method changes and trains."""
 
+import io
+
 import pytest
 import torch
 from families import make_source
+from rich.console import Console
 
 from cases import draw_tokens, gap
 from equitape import adapt
 from equitape.adapt import METHODS, AdaptSettings, summarize_training
 from equitape.adapt.methods import trained_parameters
+from equitape.adapt.show import show_model
 
 TOKENS = draw_tokens(2, 20)
 
@@ -134,6 +138,10 @@ def test_longlora_trains_in_groups_and_answers_in_full():
     source = make_source()
     model = adapt(source, "longlora", context=80)
     assert model.config.shifted_group_size == 20
+    for scaling in (None, "linear"):
+        console = Console(file=io.StringIO(), width=400)
+        show_model(adapt(source, "longlora", context=80, scaling=scaling), console)
+        assert ("learn nothing" in console.file.getvalue()) == (scaling is None)
     assert adapt(source, "longlora").config.shifted_group_size == 16
     assert adapt(source, "longlora", group_size=6).config.shifted_group_size == 6
     tokens = draw_tokens(1, 60)

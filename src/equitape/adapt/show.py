@@ -19,7 +19,8 @@ def show_model(model: EquitapeForCausalLM, console: Console) -> None:
     encoding = model.config.encoding
     positions = f"{encoding['kind']}, base {encoding.get('theta', 0):g}"
     scaling = encoding.get("scaling", {})
-    if scaling.get("kind", "default") != "default":
+    interpolated = scaling.get("kind", "default") != "default"
+    if interpolated:
         positions += f", {scaling['kind']} by {scaling['factor']:g}"
     table = Table(show_header=False)
     table.add_row("base", escape(adaptation.base_name))
@@ -27,7 +28,10 @@ def show_model(model: EquitapeForCausalLM, console: Console) -> None:
     table.add_row("context", f"{model.config.max_position_embeddings:,} tokens")
     table.add_row("positions", positions)
     if model.config.shifted_group_size is not None:
-        table.add_row("while training", f"shifted groups of {model.config.shifted_group_size:,} tokens")
+        seen = f"shifted groups of {model.config.shifted_group_size:,} tokens"
+        if not interpolated:
+            seen += "; larger distances learn nothing unless positions are interpolated (--scaling linear)"
+        table.add_row("while training", seen)
     table.add_row("trains", str(summarize_training(model)))
     console.print(table)
 
