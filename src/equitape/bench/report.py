@@ -17,12 +17,11 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from ..report.plots import numbered_style
+
 OK, DISAGREES, OUT_OF_MEMORY, FAILED = "ok", "disagrees", "out of memory", "failed"
 AGAIN = " (again)"
-# told apart without colour
-MARKERS = "os^Dv<>P*X"
 PANELS_IN_A_ROW = 3
-LINE_STYLES = ("-", "--", "-.", ":")
 
 
 @dataclass(kw_only=True)
@@ -200,15 +199,10 @@ def plot(rows: Sequence[Row], path: Path) -> None:
                 lines.setdefault((row.encoding, row.batch), []).append(row)
         for (encoding, batch), line in lines.items():
             line.sort(key=lambda row: row.length)
-            style = encodings.index(encoding)
             axes.plot(
                 [row.length for row in line],
                 [row.ms_median or 0.0 for row in line],
-                marker=MARKERS[style % len(MARKERS)],
-                linestyle=LINE_STYLES[style % len(LINE_STYLES)],
-                markersize=5,
-                linewidth=1.2,
-                label=f"{encoding}, batch {batch}" if several else encoding,
+                **numbered_style(encodings.index(encoding), f"{encoding}, batch {batch}" if several else encoding),
             )
         lengths = sorted({row.length for row in timed if row.workload == workload})
         axes.set(xscale="log", yscale="log", title=workload, ylabel="milliseconds")
