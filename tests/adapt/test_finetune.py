@@ -372,13 +372,3 @@ def test_a_full_disk_ends_the_command(room, tmp_path, monkeypatch):
     assert result.exit_code == 1
     assert "cannot be written (No space left on device); nothing there was changed" in result.output
     assert list(tmp_path.iterdir()) == []
-
-
-def test_short_names_tell_sources_apart():
-    from equitape.adapt.finetune import short_names
-
-    assert short_names(["/home/me/a.txt", "hf:wiki:raw:train"]) == ["a.txt", "hf:wiki:raw:train"]
-    assert short_names(["x/books.tar.xz/books/train", "x/proofs.tar.xz/proofs/train"]) == [
-        "books/train",
-        "proofs/train",
-    ]

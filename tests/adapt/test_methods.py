@@ -7,7 +7,7 @@ import torch
 from families import make_source
 from rich.console import Console
 
-from cases import draw_tokens, gap
+from cases import build, draw_tokens, gap
 from equitape import adapt
 from equitape.adapt import METHODS, AdaptSettings, summarize_training
 from equitape.adapt.methods import trained_parameters
@@ -94,6 +94,16 @@ def test_tape_options_and_context():
     assert model.config.max_position_embeddings == 256
     # nothing forgets what it was trained for
     assert adapt(make_source(), "tape", context=32).config.max_position_embeddings == 64
+
+
+def test_a_model_trained_on_shorter_rows_than_it_has_room_for():
+    """What counts is what it was trained on: the factor of interpolation, the groups, and what it is meant for."""
+    source = build("rope", max_position_embeddings=512, trained_length=64)
+    assert adapt(source, "tape").config.context == 64
+    longer = adapt(source, "longlora", context=256, scaling="linear").config
+    assert longer.encoding["scaling"]["factor"] == 4.0
+    assert (longer.context, longer.max_position_embeddings, longer.shifted_group_size) == (256, 512, 64)
+    assert adapt(source, "tape", context=1024).config.context == 1024
 
 
 def test_theta():

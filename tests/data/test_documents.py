@@ -11,7 +11,7 @@ import types
 
 import pytest
 
-from equitape.data.text import Document, describe_sources, read_documents
+from equitape.data.text import Document, describe_sources, read_documents, short_names
 
 TEXTS = {"b/two.txt": "second é 漢字\r\n", "a.txt": "first", "b/one.md": "# one\n", "c.py": "x = 1\n"}
 
@@ -218,3 +218,12 @@ def test_a_tar_stream_is_read_from_front_to_back(tmp_path):
             member.size = 5
             archive.addfile(member, io.BytesIO(name.encode()))
     assert texts(path) == ["z.txt", "a.txt"]
+
+
+def test_short_names_tell_sources_apart():
+    assert short_names(["/home/me/a.txt", "hf:wiki:raw:train"]) == ["a.txt", "hf:wiki:raw:train"]
+    assert short_names(["x/books.tar.xz/books/train", "x/proofs.tar.xz/proofs/train"]) == [
+        "books/train",
+        "proofs/train",
+    ]
+    assert short_names(["/home/me/a.txt", "/home/me/a.txt"]) == ["a.txt", "a.txt"]

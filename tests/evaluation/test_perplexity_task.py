@@ -122,7 +122,7 @@ def test_texts_with_the_same_last_name_are_all_scored(texts, tmp_path):
         (("a/b/t.txt", "c/b/t.txt", "c/d/t.txt", "u.txt"), ["a/b/t.txt", "c/b/t.txt", "d/t.txt", "u.txt"]),
         (("t.txt", "a/t.txt", "/a/t.txt"), ["t.txt", "a/t.txt", "/a/t.txt"]),
         (("x.tar.xz/books/test", "y.tar.xz/books/test"), ["x.tar.xz/books/test", "y.tar.xz/books/test"]),
-        (("hf:owner/set:a:test", "hf:owner/set:b:test"), ["set:a:test", "set:b:test"]),
+        (("hf:owner/set:a:test", "hf:owner/set:b:test"), ["hf:owner/set:a:test", "hf:owner/set:b:test"]),
     ],
 )
 def test_names_of_texts_are_as_short_as_they_can_be(given, names):

@@ -129,4 +129,4 @@ def test_a_decoding_model_takes_it(device, compiled, monkeypatch):
         last = step(tokens[:, 5:], past_key_values=cache).logits
     # the last of three layers updates nothing
     assert taken == [(2, 1, 32)] * 2
-    torch.testing.assert_close(last[:, 0], whole[:, 5], atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(last[:, 0], whole[:, 5])

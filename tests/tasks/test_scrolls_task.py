@@ -119,7 +119,7 @@ def test_a_model_learns_to_answer_from_a_checkpoint(files, start, tmp_path):
     config = plan.configs["tape"]
     assert config.encoding["kind"] == "tape"
     # that is more than the checkpoint announced
-    assert config.max_position_embeddings == 96
+    assert config.max_position_embeddings == config.context == 96
     model = EquitapeForCausalLM.from_pretrained(start).eval()
     before = plan.task.evaluate(model, 0).metrics
     entry = execute(plan, "tape", 0, tmp_path / "run")

@@ -24,6 +24,7 @@ from equitape.training.recipe import (
     to_yaml,
 )
 from equitape.training.settings import TrainSettings
+from equitape.training.start import start_model
 
 runner = CliRunner()
 SHIPPED = {
@@ -306,3 +307,18 @@ def test_the_page_on_training_lists_all_fields_and_recipes():
         assert f"| `{name}` | {default} | {words} |" in page
     for name in available_recipes():
         assert f"| `{name}` | {load_recipe(name).description} |" in page
+
+
+def test_a_checkpoint_is_meant_for_what_it_is_trained_on_further(books, tmp_path):
+    """Begun on rows of 64 with room for 512, then on rows of 128 with room for 1024."""
+    build("tape", vocab_size=258, max_position_embeddings=512, trained_length=64).save_pretrained(tmp_path / "start")
+    task = {"name": "text", "length": 128, "cache": str(tmp_path)}
+    task |= {part: str(books / f"{part}.txt") for part in ("train", "valid")}
+    content = {
+        "task": task,
+        "encodings": [{"start": str(tmp_path / "start"), "label": "tape"}],
+        "train": SMALL["train"],
+    }
+    plan = make_plan(parse_recipe(content))
+    model = start_model(str(tmp_path / "start"), plan.configs["tape"])
+    assert (model.config.context, model.config.max_position_embeddings) == (128, 1024)

@@ -53,7 +53,7 @@ def _card(model: EquitapeForCausalLM, adaptation: "Adaptation", what: str, loadi
     count = sum(parameter.numel() for name, parameter in model.named_parameters() if name in trained)
     facts = {
         "method": f"{settings.method}: {settings.plan.idea}",
-        "context": f"{model.config.max_position_embeddings} tokens",
+        "context": f"{model.config.context} tokens",
         "positions": _plain(_shortened(model.config.encoding)),
         "trained": f"{len(trained)} tensors, {count:,} parameters",
         "settings": _plain(settings.used()),

@@ -74,7 +74,7 @@ def run(command: AdaptCommand, console: Console) -> dict[str, Any]:
         "adapt": adaptation.settings.to_dict(),
         "trained": {**asdict(trained), "share": trained.share},
         "encoding": model.config.encoding,
-        "context": model.config.max_position_embeddings,
+        "context": model.config.context,
     }
 
 

@@ -13,7 +13,7 @@ The folder of a run holds
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -26,7 +26,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from safetensors.torch import save_file
 
 from ..data.packing import PackedDataset, collate_rows
-from ..data.text import find_files
+from ..data.text import find_files, short_names
 from ..data.tokens import TokenStore, build_tokens
 from ..model import EquitapeForCausalLM
 from ..settings import Settings
@@ -101,7 +101,7 @@ def finetune(
     bf16 = uses_bf16(settings.train)
     model = build(base, adapt_settings, torch.bfloat16 if bf16 else torch.float32)
     widen_trained(model)
-    context = adapt_settings.context or model.config.max_position_embeddings
+    context = adapt_settings.context or model.config.context
     settings.check(context)
     tokenizer = tokenizer_of(base, settings.tokenizer)
     check_vocabulary(tokenizer, model.config.vocab_size)
@@ -284,14 +284,6 @@ def describe_results(
             "environment": describe_environment(),
         }
     )
-
-
-def short_names(sources: Sequence[str]) -> list[str]:
-    """The ends of paths, since a card tells nothing of the machine; with their folders where the ends are the same."""
-    names = [Path(source).name for source in sources]
-    if len(set(names)) < len(names):
-        names = ["/".join(Path(source).parts[-2:]) for source in sources]
-    return [source if source.startswith("hf:") else name for source, name in zip(sources, names, strict=True)]
 
 
 def name_score(entry: dict[str, Any]) -> str:

@@ -135,12 +135,13 @@ LORA_OPTIONS = ("lora_rank", "lora_alpha", "lora_dropout", "lora_targets")
 def change_config(source: EquitapeConfig, settings: AdaptSettings) -> EquitapeConfig:
     """The configuration after adapting, from the source's."""
     plan = settings.plan
-    given = source.to_dict()
-    given["encoding"] = change_encoding(source, settings)
+    longer = EquitapeConfig.from_dict(source.to_dict())
     if settings.context is not None:
-        given["max_position_embeddings"] = max(settings.context, source.max_position_embeddings)
+        longer.extend(settings.context)
+    given = longer.to_dict()
+    given["encoding"] = change_encoding(source, settings)
     if plan.shifted:
-        context = settings.context or source.max_position_embeddings
+        context = settings.context or source.context
         given["shifted_group_size"] = settings.group_size or max(context // GROUPS_OF_LONGLORA, 2)
     return EquitapeConfig.from_dict(given)
 
@@ -161,7 +162,7 @@ def change_encoding(source: EquitapeConfig, settings: AdaptSettings) -> dict[str
     if settings.theta is not None or plan.raises_theta:
         encoding["theta"] = settings.theta or encoding["theta"] * THETA_GROWTH
     if settings.scaling is not None:
-        encoding["scaling"] = stretch(encoding["scaling"], source.max_position_embeddings, settings)
+        encoding["scaling"] = stretch(encoding["scaling"], source.context, settings)
     return encoding
 
 

@@ -25,7 +25,7 @@ def show_model(model: EquitapeForCausalLM, console: Console) -> None:
     table = Table(show_header=False)
     table.add_row("base", escape(adaptation.base_name))
     table.add_row("method", escape(f"{settings.method}: {settings.plan.idea}"))
-    table.add_row("context", f"{model.config.max_position_embeddings:,} tokens")
+    table.add_row("context", f"{model.config.context:,} tokens")
     table.add_row("positions", positions)
     if model.config.shifted_group_size is not None:
         seen = f"shifted groups of {model.config.shifted_group_size:,} tokens"

@@ -1,5 +1,6 @@
 """equitape train."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -55,7 +56,8 @@ def train(
     if dry_run:
         show_plan(plan, Console())
         return
-    if plan.data:
+    # one of several processes tells
+    if plan.data and os.environ.get("RANK", "0") == "0":
         typer.echo(f"Training data: {plan.data}", err=True)
     entry = execute(plan, choice.label, number, out, resume=resume, console=Console(stderr=True))
     if entry is None:

@@ -86,6 +86,17 @@ def describe_sources(sources: Sources) -> str:
     return json.dumps(entries)
 
 
+def short_names(sources: Sequence[str]) -> list[str]:
+    """What to call sources: the last part of a path, or as many as tell it from the others; nothing of the machine."""
+    parts = [(source,) if source.startswith(HUB_PREFIX) else PurePosixPath(source).parts for source in sources]
+    names = []
+    for mine in parts:
+        others = {other for other in parts if other != mine}
+        enough = (count for count in range(1, len(mine)) if all(mine[-count:] != other[-count:] for other in others))
+        names.append(str(PurePosixPath(*mine[-next(enough, len(mine)) :])))
+    return names
+
+
 def _read_all(names: Iterable[str]) -> Iterator[Document]:
     for name in names:
         empty = True

@@ -6,11 +6,11 @@ one document at one length.
 
 import math
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
 from typing import Any
 
 import torch
 
+from ..data.text import short_names
 from ..data.tokens import TokenStore, build_tokens
 from ..registry import describe_choices
 from ..settings import Settings
@@ -229,16 +229,12 @@ class Perplexity(EvaluationTask):
 
 
 def name_sources(given: tuple[str, ...]) -> dict[str, str]:
-    """Sources by the last part of their paths, or by as many as tell them apart."""
-    parts = [PurePosixPath(source).parts for source in given]
-    named: dict[str, str] = {}
-    for mine, source in zip(parts, given, strict=True):
-        if parts.count(mine) > 1:
+    """Sources by their short names."""
+    names = short_names(given)
+    for name, source in zip(names, given, strict=True):
+        if names.count(name) > 1:
             raise ValueError(f"Task 'perplexity': the text {source!r} is named twice in data; name it once.")
-        counts = range(1, len(mine) + 1)
-        alone = (count for count in counts if sum(mine[-count:] == other[-count:] for other in parts) == 1)
-        named[str(PurePosixPath(*mine[-next(alone, len(mine)) :]))] = source
-    return named
+    return dict(zip(names, given, strict=True))
 
 
 def curve_sums(found: PerplexityResult) -> dict[str, list[float]]:

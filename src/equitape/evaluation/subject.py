@@ -10,6 +10,7 @@ from transformers.cache_utils import DynamicLayer
 from ..adapt.vocabulary import check_vocabulary
 from ..adapt.weights import digest_of
 from ..loading import check_model, choose_device, load_model, load_tokenizer_of
+from ..model import EquitapeConfig
 from ..tasks.perplexity import unwrap
 
 CPU_BATCH_TOKENS = 16384
@@ -54,7 +55,9 @@ class Subject:
     def context(self) -> int | None:
         """Tokens the model is meant for, where it says so: trained on, or else the most it announces."""
         config = self.model.config
-        length = getattr(config, "trained_length", None) or getattr(config, "max_position_embeddings", None)
+        if isinstance(config, EquitapeConfig):
+            return config.context
+        length = getattr(config, "max_position_embeddings", None)
         return length if isinstance(length, int) and length > 0 else None
 
     @property

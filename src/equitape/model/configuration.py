@@ -116,6 +116,17 @@ class EquitapeConfig(PreTrainedConfig):
             )
 
     @property
+    def context(self) -> int:
+        """Tokens the model is meant for."""
+        return self.trained_length or self.max_position_embeddings
+
+    def extend(self, meant: int, room: int = 0) -> None:
+        """Mean the model for rows of `meant` tokens, and announce room for `room`; neither ever shrinks."""
+        meant = max(meant, self.context)
+        self.max_position_embeddings = max(meant, room, self.max_position_embeddings)
+        self.trained_length = meant if meant < self.max_position_embeddings else None
+
+    @property
     def layer_types(self) -> list[str]:
         """Transformers' way of saying which layers slide."""
         if self.sliding_window is None:

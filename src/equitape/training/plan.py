@@ -51,7 +51,7 @@ def make_plan(recipe: Recipe) -> Plan:
 def build_config(recipe: Recipe, task: Task, choice: EncodingChoice) -> EquitapeConfig:
     """The configuration of the model with one of the encodings."""
     if choice.start is not None:
-        config = start_config(choice.start, task.tested_length)
+        config = start_config(choice.start, task.trained_length, task.tested_length)
         check_tokens(task, config, choice.start)
     else:
         sizes = recipe.model.to_dict()

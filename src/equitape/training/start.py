@@ -7,8 +7,8 @@ from ..loading import is_adapter, load_model, model_folder
 from ..model import EquitapeConfig, EquitapeForCausalLM
 
 
-def start_config(start: str, longest: int) -> EquitapeConfig:
-    """The configuration of a checkpoint, in our words, for sequences of up to `longest` tokens."""
+def start_config(start: str, trained: int, tested: int) -> EquitapeConfig:
+    """The configuration of a checkpoint, in our words, to be trained on rows of one length and tested on another."""
     from transformers import AutoConfig
 
     from ..adapt.families import translate_config
@@ -22,7 +22,7 @@ def start_config(start: str, longest: int) -> EquitapeConfig:
     if not (Path(folder).expanduser() / "config.json").is_file():
         raise ValueError(f"There is no checkpoint to start from at {start!r}; give the folder of a saved model or run.")
     config = translate_config(AutoConfig.from_pretrained(folder))
-    config.max_position_embeddings = max(config.max_position_embeddings, longest)
+    config.extend(trained, room=tested)
     return config
 
 
@@ -30,6 +30,7 @@ def start_model(start: str, config: EquitapeConfig) -> EquitapeForCausalLM:
     """The checkpoint itself in float32, all of it to be trained."""
     model: Any = load_model(start, "float32")
     model.config.max_position_embeddings = config.max_position_embeddings
+    model.config.trained_length = config.trained_length
     # what an adaptation froze or would save apart is of no account any more
     model.adaptation = None
     return model.requires_grad_(True)
