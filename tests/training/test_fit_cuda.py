@@ -1,10 +1,14 @@
 """A run on a GPU."""
 
+from functools import partial
+
 import pytest
 import torch
-from tiny import losses, read_lines, run
+from tiny import LENGTH, losses, read_lines, run
 
+from equitape.tasks.base import pad_right
 from equitape.training import checkpoints
+from equitape.training.run import PadTo
 
 pytestmark = [
     pytest.mark.gpu,
@@ -33,6 +37,8 @@ def test_half_precision_and_full_agree(tmp_path):
 def test_a_compiled_run_has_the_gradients_of_a_plain_one(tmp_path, precision, tolerance):
     """With workers beside it, and the encoding alone trained: gradients that are missing or wrong have another norm.
 
+    Heads are wide enough for the fused kernels, and rows of one length, as those of a compiled run are.
+
     Two steps: noise of 1e-7 in the gradients parts the losses of ten by 1e-3, since Adam makes steps of one size of it.
     """
     chosen = {
@@ -41,6 +47,8 @@ def test_a_compiled_run_has_the_gradients_of_a_plain_one(tmp_path, precision, to
         "log_every": 1,
         "precision": precision,
         "trainable": lambda name: "encoding" in name,
+        "sizes": {"hidden_size": 64},
+        "collate": PadTo(partial(pad_right, pad_token_id=0), LENGTH, 0),
     }
     run(tmp_path / "plain", **chosen)
     run(tmp_path / "compiled", compile="auto", workers=2, **chosen)

@@ -56,14 +56,22 @@ def draw(model: torch.nn.Module, step: int) -> dict[str, float]:
 
 
 def run(
-    run_dir: Path, *, encoding: str = "tape", dropout: float = 0.1, resume: bool = False, trainable=None, **changes
+    run_dir: Path,
+    *,
+    encoding: str = "tape",
+    dropout: float = 0.1,
+    resume: bool = False,
+    trainable=None,
+    sizes: dict | None = None,
+    collate=None,
+    **changes,
 ) -> FitResult:
     return fit(
-        small_model(encoding, attention_dropout=dropout),
+        small_model(encoding, attention_dropout=dropout, **(sizes or {})),
         numbered(),
         settings(**changes),
         run_dir,
-        collate=partial(pad_right, pad_token_id=0),
+        collate=collate or partial(pad_right, pad_token_id=0),
         evaluate=draw,
         trainable=trainable,
         resume=resume,

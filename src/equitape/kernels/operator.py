@@ -180,11 +180,10 @@ def _empty_gradients(
         # of all that makes a tensor, this takes the host the least time
         return like.new_empty(0) if tensor is None else torch.empty_like(tensor, memory_format=torch.contiguous_format)
 
-    # the carried field is a slice of what attention put out: its gradient keeps the order of those axes in memory
-    carried_gradient = like.new_empty(0) if carried is None else torch.empty_like(carried)
     return (
         contiguous(field),
-        carried_gradient,
+        # a slice of what attention put out, which has the heads of a token together
+        like.new_empty(0) if carried is None else _heads_together(carried),
         contiguous(gate),
         contiguous(carry),
         contiguous(mix_in),
@@ -193,13 +192,16 @@ def _empty_gradients(
 
 
 def _empty_turn_gradients(query: Tensor, key: Tensor, field: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    # heads of a token side by side, as the projections want the gradients of their outputs
-    def by_token(tensor: Tensor) -> Tensor:
-        _, heads, tokens, dim = tensor.shape
-        strides = (tokens * heads * dim, dim, heads * dim, 1)
-        return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
+    # as the projections want the gradients of their outputs
+    field_gradient = torch.empty_like(field, memory_format=torch.contiguous_format)
+    return _heads_together(query), _heads_together(key), field_gradient
 
-    return by_token(query), by_token(key), torch.empty_like(field, memory_format=torch.contiguous_format)
+
+def _heads_together(tensor: Tensor) -> Tensor:
+    """Room for a [B, H, N, D] in which the heads of a token lie side by side."""
+    _, heads, tokens, dim = tensor.shape
+    strides = (tokens * heads * dim, dim, heads * dim, 1)
+    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
 
 
 def _on_device(tensor: Tensor) -> Any:

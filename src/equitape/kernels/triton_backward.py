@@ -26,7 +26,10 @@ from .triton_field import (
     Update,
     add_identity,
     both_parts,
+    by_head,
+    by_token,
     contiguous,
+    dense,
     gated_weight,
     inverse_rms,
     load_chunk,
@@ -107,12 +110,17 @@ def gradient_kernel(
     carry,
     mix_in,
     mix_out,
-    field_gradient_strides,
-    carried_gradient_strides,
-    gradient_strides,
-    field_strides,
-    carried_strides,
-    gate_strides,
+    gradient_by_sequence,
+    gradient_by_head,
+    gradient_by_token,
+    field_by_sequence,
+    field_by_head,
+    field_by_token,
+    carried_by_sequence,
+    carried_by_head,
+    carried_by_token,
+    gate_by_sequence,
+    gate_by_token,
     tokens,
     num_tiles,
     PARTS: tl.constexpr,
@@ -134,7 +142,10 @@ def gradient_kernel(
     COMPUTE: tl.constexpr,
     WANTS_FIELD: tl.constexpr,
 ):
-    """Gradients of the fields and gates, and in each row of partial_sums one program's part of those of the weights."""
+    """Gradients of the fields and gates, and in each row of partial_sums one program's part of those of the weights.
+
+    What is written is contiguous, but for the gradient of the carried field, where the heads of a token lie together.
+    """
     R: tl.constexpr = PARTS * PADDED_GROUPS
     C: tl.constexpr = PARTS * PADDED_HEADS
     J: tl.constexpr = PARTS * PADDED_GATES
@@ -149,6 +160,12 @@ def gradient_kernel(
     if HAS_MIX:
         weight_in = load_weight(mix_in, GATES, GROUPS, PADDED_GATES, PADDED_GROUPS, PARTS)
         weight_out = load_weight(mix_out, GROUPS, GATES, PADDED_GROUPS, PADDED_GATES, PARTS)
+    gradient_strides = (gradient_by_sequence, gradient_by_head, gradient_by_token)
+    field_strides = (field_by_sequence, field_by_head, field_by_token)
+    carried_strides = (carried_by_sequence, carried_by_head, carried_by_token)
+    gate_strides = (gate_by_sequence, gate_by_token)
+    field_gradient_strides = by_head(tokens, GROUPS, PARTS * DIM)
+    carried_gradient_strides = by_token(tokens, HEADS, PARTS * DIM)
     tiles_per_sequence = tl.cdiv(tokens, S)
     for tile in tl.range(tl.program_id(0), num_tiles, tl.num_programs(0)):
         sequence = (tile // tiles_per_sequence).to(tl.int64)
@@ -167,12 +184,12 @@ def gradient_kernel(
             squares = tl.zeros((S, R), tl.float32)
             slope = tl.zeros((S, R), tl.float32)
             for start in tl.static_range(0, DIM, E):
-                z = load_chunk(field, field_strides, rows, exists, start, DIM, E)
+                z = load_chunk(field, rows, exists, start, DIM, E)
                 c = 0.0
                 if HAS_CARRY:
-                    c = load_chunk(carried, carried_strides, carried_rows, arrived, start, DIM, E)
+                    c = load_chunk(carried, carried_rows, arrived, start, DIM, E)
                 new = updated_chunk(z, c, mixing, carrying, HAS_CARRY, HAS_MIX, EXACT, COMPUTE)
-                g = load_chunk(gradient, gradient_strides, from_rows, exists, start, DIM, E)
+                g = load_chunk(gradient, from_rows, exists, start, DIM, E)
                 squares += tl.sum(new * new, 2)
                 slope += tl.sum(new * g.to(tl.float32), 2)
             scale = inverse_rms(squares, DIM, PARTS, EPSILON)
@@ -181,11 +198,11 @@ def gradient_kernel(
         by_field = tl.zeros((S, R, R), tl.float32)
         by_carried = tl.zeros((S, R, C), tl.float32)
         for start in tl.static_range(0, DIM, E):
-            z = load_chunk(field, field_strides, rows, exists, start, DIM, E)
+            z = load_chunk(field, rows, exists, start, DIM, E)
             c = 0.0
             if HAS_CARRY:
-                c = load_chunk(carried, carried_strides, carried_rows, arrived, start, DIM, E)
-            g = load_chunk(gradient, gradient_strides, from_rows, exists, start, DIM, E)
+                c = load_chunk(carried, carried_rows, arrived, start, DIM, E)
+            g = load_chunk(gradient, from_rows, exists, start, DIM, E)
             if NORMALIZE:
                 new = updated_chunk(z, c, mixing, carrying, HAS_CARRY, HAS_MIX, EXACT, COMPUTE)
                 g = g.to(tl.float32) * scale[:, :, None] - new * slope[:, :, None]
@@ -195,7 +212,7 @@ def gradient_kernel(
                 by_carried += multiply(g, tl.permute(c, (0, 2, 1)), COMPUTE)
                 to_rows, _ = rows_of(carried_gradient_strides, sequence, token, tokens, HEADS, PADDED_HEADS, DIM, PARTS)
                 dc = multiply(tl.permute(carrying, (0, 2, 1)), g, COMPUTE)
-                store_chunk(carried_gradient, carried_gradient_strides, to_rows, arrived, start, dc, DIM, E)
+                store_chunk(carried_gradient, to_rows, arrived, start, dc, DIM, E)
             if WANTS_FIELD:
                 to_rows, _ = rows_of(field_gradient_strides, sequence, token, tokens, GROUPS, PADDED_GROUPS, DIM, PARTS)
                 if HAS_MIX:
@@ -203,7 +220,7 @@ def gradient_kernel(
                     dz = add_identity(dz, g, EXACT_GRADIENT, COMPUTE)
                 else:
                     dz = g
-                store_chunk(field_gradient, field_gradient_strides, to_rows, exists, start, dz, DIM, E)
+                store_chunk(field_gradient, to_rows, exists, start, dz, DIM, E)
 
         if HAS_CARRY:
             carry_sum += by_carried
@@ -279,7 +296,7 @@ def backward(
     normalize: bool,
     wants_field: bool,
 ) -> None:
-    """Write the gradients of the six tensors, those of the gate and the weights contiguous.
+    """Write the gradients of the six tensors, all contiguous but that of the carried field: heads of a token together.
 
     Gradients of tensors not given, and of the field unless wants_field, are left alone.
     """
@@ -289,16 +306,17 @@ def backward(
     size = carry_size + 2 * mix_size
     tiles = num_tiles(field)
     programs = num_programs(field.device, tiles, PROGRAMS_PER_PROCESSOR)
+    gradient, field, carried, gate = dense(gradient), dense(field), dense(carried), dense(gate)
     partial_sums = torch.empty(programs, size, dtype=torch.float32, device=field.device)
     written = (field_gradient, carried_gradient, gate_gradient, partial_sums)
     read = (gradient, field, carried, gate, contiguous(carry), contiguous(mix_in), contiguous(mix_out))
 
     def plan() -> Plan:
         update = Update.of(field, carried, gate, carry, mix_in, normalize)
-        strided = (field_gradient, carried_gradient, gradient, field, carried, gate)
+        read_strides = (*strides(gradient, 4), *strides(field, 4), *strides(carried, 4), *strides(gate, 3))
         return Plan(
             grid=(programs,),
-            numbers=(*map(strides, strided), update.tokens, tiles),
+            numbers=(*read_strides, update.tokens, tiles),
             constants={
                 "EXACT": update.exact(field),
                 "EXACT_GRADIENT": update.exact(gradient) and not normalize,

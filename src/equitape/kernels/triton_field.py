@@ -18,7 +18,7 @@ gates (PARTS x padded I), E channels of a chunk. Heads and gates are padded with
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import triton
@@ -34,6 +34,8 @@ WARPS = 4
 
 # the interpreter multiplies the bits of bfloat16 as integers, and cuts off where a device rounds
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+
+Given = TypeVar("Given", Tensor, Tensor | None)
 
 LANGUAGE_TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 
@@ -154,9 +156,26 @@ def contiguous(weight: Tensor | None) -> Tensor | None:
     return None if weight is None else weight.contiguous()
 
 
-def strides(tensor: Tensor | None) -> tuple[int, ...]:
-    """Strides for a kernel, which does not use those of a tensor not given."""
-    return (0, 0, 0, 0) if tensor is None else tensor.stride()
+def dense(tensor: Given) -> Given:
+    """A tensor as the kernels read it: the elements of its last axis side by side."""
+    return tensor if tensor is None or tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+def strides(tensor: Tensor | None, axes: int) -> tuple[int, ...]:
+    """Strides of all axes but the last for a kernel, which does not use those of a tensor not given."""
+    return (0,) * (axes - 1) if tensor is None else tensor.stride()[:-1]
+
+
+@triton.jit
+def by_head(tokens, HEADS: tl.constexpr, WIDTH: tl.constexpr):
+    """Strides of sequences, heads and tokens of a contiguous [B, HEADS, tokens, WIDTH]."""
+    return HEADS * WIDTH * tokens, WIDTH * tokens, WIDTH
+
+
+@triton.jit
+def by_token(tokens, HEADS: tl.constexpr, WIDTH: tl.constexpr):
+    """The same where the heads of a token lie side by side, as projections have them."""
+    return HEADS * WIDTH * tokens, WIDTH, HEADS * WIDTH
 
 
 @triton.jit
@@ -189,38 +208,44 @@ def rows_of(
     DIM: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """Where the rows of a tile of tokens begin in a field, and which of them exist: both [S, PARTS x PADDED, 1]."""
+    """Where the rows of a tile of tokens begin in a field, and which of them exist: both [S, PARTS x PADDED, 1].
+
+    strides: those of sequences, heads and tokens.
+    """
     row = tl.arange(0, PARTS * PADDED)
     part, head = row // PADDED, row % PADDED
     # 64 bits: a long batch of fields has more than 2^31 elements
-    within = head.to(tl.int64) * strides[1] + (part * DIM).to(tl.int64) * strides[3]
+    within = head.to(tl.int64) * strides[1] + part * DIM
     begin = sequence * strides[0] + token.to(tl.int64) * strides[2]
     exists = (token < tokens)[:, None] & (head < HEADS)[None, :]
     return (begin[:, None] + within[None, :])[:, :, None], exists[:, :, None]
 
 
 @triton.jit
-def load_chunk(pointer, strides, rows, exists, start, DIM: tl.constexpr, E: tl.constexpr):
+def load_chunk(pointer, rows, exists, start, DIM: tl.constexpr, E: tl.constexpr):
     """Channels start to start + E of the rows of a tile, [S, R, E]; zero where there are none."""
     channel = start + tl.arange(0, E)[None, None, :]
-    return tl.load(pointer + rows + channel * strides[3], mask=exists & (channel < DIM), other=0.0)
+    return tl.load(pointer + rows + channel, mask=exists & (channel < DIM), other=0.0)
 
 
 @triton.jit
-def store_chunk(pointer, strides, rows, exists, start, value, DIM: tl.constexpr, E: tl.constexpr):
+def store_chunk(pointer, rows, exists, start, value, DIM: tl.constexpr, E: tl.constexpr):
     """Store channels start to start + E of the rows of a tile, from [S, R, E]."""
     channel = start + tl.arange(0, E)[None, None, :]
     value = rounded(value, pointer.dtype.element_ty)
-    tl.store(pointer + rows + channel * strides[3], value, mask=exists & (channel < DIM))
+    tl.store(pointer + rows + channel, value, mask=exists & (channel < DIM))
 
 
 @triton.jit
 def load_gates(gate, strides, sequence, token, tokens, GATES: tl.constexpr, PADDED: tl.constexpr, PARTS: tl.constexpr):
-    """Load the gates of a tile of tokens, [S, J] in float32; complex weights see each of them twice."""
+    """Load the gates of a tile of tokens, [S, J] in float32; complex weights see each of them twice.
+
+    strides: those of sequences and tokens.
+    """
     index = tl.arange(0, PARTS * PADDED) % PADDED
     begin = sequence * strides[0] + token.to(tl.int64) * strides[1]
     exists = (token < tokens)[:, None] & (index < GATES)[None, :]
-    return tl.load(gate + begin[:, None] + index[None, :] * strides[2], mask=exists, other=0.0).to(tl.float32)
+    return tl.load(gate + begin[:, None] + index[None, :], mask=exists, other=0.0).to(tl.float32)
 
 
 @triton.jit

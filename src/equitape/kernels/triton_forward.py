@@ -13,7 +13,9 @@ from torch import Tensor
 from .launch import Plan, launch
 from .triton_field import (
     Update,
+    by_head,
     contiguous,
+    dense,
     gated_weight,
     inverse_rms,
     load_chunk,
@@ -40,7 +42,7 @@ WEIGHT_TILE = 16384
 def compute_gates(
     features,
     weight,
-    strides,
+    by_sequence,
     sequence,
     WIDTH: tl.constexpr,
     K: tl.constexpr,
@@ -54,7 +56,7 @@ def compute_gates(
     # not a loop: all of the weight can be on its way at once
     for start in tl.static_range(0, WIDTH, K):
         column = start + tl.arange(0, K)[None, :]
-        x = tl.load(features + sequence * strides[0] + column * strides[2], mask=column < WIDTH, other=0.0)
+        x = tl.load(features + sequence * by_sequence + column, mask=column < WIDTH, other=0.0)
         w = tl.load(weight + index * WIDTH + column, mask=(index < GATES) & (column < WIDTH), other=0.0)
         products += w.to(tl.float32) * x.to(tl.float32)
     return tl.sum(products, 1)[None, :]
@@ -70,10 +72,14 @@ def update_kernel(
     mix_in,
     mix_out,
     gate_weight,
-    updated_strides,
-    field_strides,
-    carried_strides,
-    gate_strides,
+    field_by_sequence,
+    field_by_head,
+    field_by_token,
+    carried_by_sequence,
+    carried_by_head,
+    carried_by_token,
+    gate_by_sequence,
+    gate_by_token,
     tokens,
     num_tiles,
     PARTS: tl.constexpr,
@@ -95,7 +101,7 @@ def update_kernel(
     WIDTH: tl.constexpr,
     K: tl.constexpr,
 ):
-    """Form z'' = z + T z + K c of every token, divided by its root mean square if NORMALIZE.
+    """Form z'' = z + T z + K c of every token, divided by its root mean square if NORMALIZE; updated is contiguous.
 
     WIDTH: zero, or the number of features of the only token of each sequence, given instead of its gates.
     """
@@ -105,6 +111,9 @@ def update_kernel(
     if HAS_MIX:
         weight_in = load_weight(mix_in, GATES, GROUPS, PADDED_GATES, PADDED_GROUPS, PARTS)
         weight_out = load_weight(mix_out, GROUPS, GATES, PADDED_GROUPS, PADDED_GATES, PARTS)
+    field_strides = (field_by_sequence, field_by_head, field_by_token)
+    carried_strides = (carried_by_sequence, carried_by_head, carried_by_token)
+    updated_strides = by_head(tokens, GROUPS, PARTS * DIM)
     tiles_per_sequence = tl.cdiv(tokens, S)
     for tile in tl.range(tl.program_id(0), num_tiles, tl.num_programs(0)):
         sequence = (tile // tiles_per_sequence).to(tl.int64)
@@ -112,8 +121,11 @@ def update_kernel(
         gated = 0.0
         if HAS_MIX:
             if WIDTH:
-                gates = compute_gates(gate, gate_weight, gate_strides, sequence, WIDTH, K, GATES, PADDED_GATES, PARTS)
+                gates = compute_gates(
+                    gate, gate_weight, gate_by_sequence, sequence, WIDTH, K, GATES, PADDED_GATES, PARTS
+                )
             else:
+                gate_strides = (gate_by_sequence, gate_by_token)
                 gates = load_gates(gate, gate_strides, sequence, token, tokens, GATES, PADDED_GATES, PARTS)
             gated = gated_weight(silu(gates), weight_out, COMPUTE)
         mixing, carrying = token_matrices(gated, weight_in, weight_carry, S, HAS_CARRY, HAS_MIX, COMPUTE)
@@ -124,22 +136,22 @@ def update_kernel(
         if NORMALIZE:
             squares = tl.zeros((S, PARTS * PADDED_GROUPS), tl.float32)
             for start in tl.static_range(0, DIM, E):
-                z = load_chunk(field, field_strides, rows, exists, start, DIM, E)
+                z = load_chunk(field, rows, exists, start, DIM, E)
                 c = 0.0
                 if HAS_CARRY:
-                    c = load_chunk(carried, carried_strides, carried_rows, arrived, start, DIM, E)
+                    c = load_chunk(carried, carried_rows, arrived, start, DIM, E)
                 new = updated_chunk(z, c, mixing, carrying, HAS_CARRY, HAS_MIX, EXACT, COMPUTE)
                 squares += tl.sum(new * new, 2)
             scale = inverse_rms(squares, DIM, PARTS, EPSILON)
         for start in tl.static_range(0, DIM, E):
-            z = load_chunk(field, field_strides, rows, exists, start, DIM, E)
+            z = load_chunk(field, rows, exists, start, DIM, E)
             c = 0.0
             if HAS_CARRY:
-                c = load_chunk(carried, carried_strides, carried_rows, arrived, start, DIM, E)
+                c = load_chunk(carried, carried_rows, arrived, start, DIM, E)
             new = updated_chunk(z, c, mixing, carrying, HAS_CARRY, HAS_MIX, EXACT, COMPUTE)
             if NORMALIZE:
                 new *= scale[:, :, None]
-            store_chunk(updated, updated_strides, to_rows, exists, start, new, DIM, E)
+            store_chunk(updated, to_rows, exists, start, new, DIM, E)
 
 
 def forward(
@@ -153,11 +165,12 @@ def forward(
     normalize: bool,
     gate_weight: Tensor | None = None,
 ) -> None:
-    """Write z'' into updated [B, G, N, D]. Other arguments are as in reference.py, the field with its whole batch.
+    """Write z'' into updated [B, G, N, D], contiguous. Other arguments as in reference.py, the field with its batch.
 
     gate_weight: [I, C] where `gate` holds the features [B, 1, C] of the only token instead of its gates.
     """
     weights = (contiguous(carry), contiguous(mix_in), contiguous(mix_out), contiguous(gate_weight))
+    field, carried, gate = dense(field), dense(carried), dense(gate)
     tensors = (updated, field, carried, gate, *weights)
 
     def plan() -> Plan:
@@ -171,7 +184,7 @@ def forward(
             constants |= {"num_warps": TOKEN_WARPS, "num_stages": 1}
         return Plan(
             grid=(num_programs(field.device, num_tiles(field), PROGRAMS_PER_PROCESSOR),),
-            numbers=(*map(strides, tensors[:4]), update.tokens, num_tiles(field)),
+            numbers=(*strides(field, 4), *strides(carried, 4), *strides(gate, 3), update.tokens, num_tiles(field)),
             constants=constants,
         )
 

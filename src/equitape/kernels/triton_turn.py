@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .launch import Plan, launch
-from .triton_field import rounded, strides
+from .triton_field import by_head, by_token, dense, rounded, strides
 
 TILE = 2048
 """Complex numbers that a program holds of each tensor."""
@@ -18,11 +18,14 @@ TILE = 2048
 
 @triton.jit
 def load_complex(pointer, strides, sequence, head, token, frequency, exists, M: tl.constexpr):
-    """Real and imaginary parts [T, M] in float32 of one head of a half-split field."""
+    """Real and imaginary parts [T, M] in float32 of one head of a half-split field.
+
+    strides: those of sequences, heads and tokens.
+    """
     start = pointer + sequence * strides[0] + head * strides[1]
-    at = start + token[:, None] * strides[2] + frequency[None, :] * strides[3]
+    at = start + token[:, None] * strides[2] + frequency[None, :]
     real = tl.load(at, mask=exists, other=0.0).to(tl.float32)
-    return real, tl.load(at + M * strides[3], mask=exists, other=0.0).to(tl.float32)
+    return real, tl.load(at + M, mask=exists, other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -31,9 +34,9 @@ def store_complex(
 ):  # fmt: skip
     """The counterpart of load_complex."""
     start = pointer + sequence * strides[0] + head * strides[1]
-    at = start + token[:, None] * strides[2] + frequency[None, :] * strides[3]
+    at = start + token[:, None] * strides[2] + frequency[None, :]
     tl.store(at, rounded(real, pointer.dtype.element_ty), mask=exists)
-    tl.store(at + M * strides[3], rounded(imaginary, pointer.dtype.element_ty), mask=exists)
+    tl.store(at + M, rounded(imaginary, pointer.dtype.element_ty), mask=exists)
 
 
 @triton.jit
@@ -46,21 +49,40 @@ def turn_gradient_kernel(
     query,
     key,
     field,
-    query_gradient_strides,
-    key_gradient_strides,
-    field_gradient_strides,
-    query_slope_strides,
-    key_slope_strides,
-    query_strides,
-    key_strides,
-    field_strides,
+    query_slope_by_sequence,
+    query_slope_by_head,
+    query_slope_by_token,
+    key_slope_by_sequence,
+    key_slope_by_head,
+    key_slope_by_token,
+    query_by_sequence,
+    query_by_head,
+    query_by_token,
+    key_by_sequence,
+    key_by_head,
+    key_by_token,
+    field_by_sequence,
+    field_by_head,
+    field_by_token,
     tokens,
+    GROUPS: tl.constexpr,
     RATIO: tl.constexpr,
     M: tl.constexpr,
     PADDED_M: tl.constexpr,
     T: tl.constexpr,
 ):
-    """dx = conj(z) dy for every head; dz = z / |z|^2 times the sum over heads of conj(y) dy, where y = z x."""
+    """dx = conj(z) dy for every head; dz = z / |z|^2 times the sum over heads of conj(y) dy, where y = z x.
+
+    In the gradients of queries and keys the heads of a token lie together; that of the field is contiguous.
+    """
+    query_slope_strides = (query_slope_by_sequence, query_slope_by_head, query_slope_by_token)
+    key_slope_strides = (key_slope_by_sequence, key_slope_by_head, key_slope_by_token)
+    query_strides = (query_by_sequence, query_by_head, query_by_token)
+    key_strides = (key_by_sequence, key_by_head, key_by_token)
+    field_strides = (field_by_sequence, field_by_head, field_by_token)
+    query_gradient_strides = by_token(tokens, GROUPS * RATIO, 2 * M)
+    key_gradient_strides = by_token(tokens, GROUPS, 2 * M)
+    field_gradient_strides = by_head(tokens, GROUPS, 2 * M)
     token = tl.program_id(0).to(tl.int64) * T + tl.arange(0, T)
     group = tl.program_id(1)
     sequence = tl.program_id(2).to(tl.int64)
@@ -107,8 +129,11 @@ def turn_gradients(
     key: Tensor,
     field: Tensor,
 ) -> None:
-    """Write what reference.turn_gradients gives: queries [B, H, N, D], keys and field [B, G, N, D]."""
-    operands = (*gradients, query_slope, key_slope, query, key, field)
+    """Write what reference.turn_gradients gives: queries [B, H, N, D], keys and field [B, G, N, D].
+
+    Gradients of queries and keys have the heads of a token together, that of the field is contiguous.
+    """
+    read = [dense(tensor) for tensor in (query_slope, key_slope, query, key, field)]
 
     def plan() -> Plan:
         batch, groups, tokens, dim = field.shape
@@ -116,8 +141,14 @@ def turn_gradients(
         tile = max(1, TILE // padded)
         return Plan(
             grid=(triton.cdiv(tokens, tile), groups, batch),
-            numbers=(*map(strides, operands), tokens),
-            constants={"RATIO": query.shape[1] // groups, "M": dim // 2, "PADDED_M": padded, "T": tile},
+            numbers=(*(stride for tensor in read for stride in strides(tensor, 4)), tokens),
+            constants={
+                "GROUPS": groups,
+                "RATIO": query.shape[1] // groups,
+                "M": dim // 2,
+                "PADDED_M": padded,
+                "T": tile,
+            },
         )
 
-    launch(turn_gradient_kernel, operands, None, plan)
+    launch(turn_gradient_kernel, (*gradients, *read), None, plan)

@@ -238,6 +238,8 @@ def training_arguments(settings: TrainSettings, run_dir: Path, steps: int) -> Tr
         # of a sharded model accelerate must know the precision itself
         bf16=uses_bf16(settings) and os.environ.get("ACCELERATE_USE_FSDP", "false") == "true",
         torch_compile=uses_compiler(settings),
+        # left to itself, Trainer cuts float32 operands of compiled runs to 10 bits, and those of plain ones not
+        tf32=False,
         gradient_checkpointing=settings.gradient_checkpointing,
         gradient_checkpointing_kwargs={"use_reentrant": False} if settings.gradient_checkpointing else None,
         seed=settings.seed,
