@@ -1,4 +1,4 @@
-"""Bars: what is drawn, and told to those who cannot see it."""
+"""Bars and curves: what is drawn, and told to those who cannot see it."""
 
 import math
 
@@ -47,6 +47,33 @@ def test_a_value_beyond_the_most_widens_the_axis(tmp_path):
     beyond = draw({"one": report(rows=["a"], values=[0.9]), "two": report(rows=["a"], values=[1.4])}, tmp_path)[0]
     assert ">1.4<" not in inside.svg
     assert ">1.4<" in beyond.svg
+
+
+def curve_report(context, ys):
+    curve = {"title": "c", "x_label": "tokens", "y_label": "loss", "x": [256, 1024, 4096], "y": ys}
+    return {"grids": [], "curves": [curve], "bars": [], "model": {"context": context}}
+
+
+def test_every_context_is_marked_and_told_whose_it_is(tmp_path):
+    """The first model's alone would say of the others that they were trained so far."""
+    reports = {"tape": curve_report(1024, [3, 2, 4]), "original": curve_report(512, [3, 4, 5])}
+    (plot,) = draw(reports, tmp_path)
+    assert "trained up to here" not in plot.svg
+    assert all(f">context of {name}<" in plot.svg for name in ("tape", "original"))
+    assert plot.alt.endswith("Lines where contexts end: 512 of original; 1024 of tape.")
+    reports |= {"lora": curve_report(1024, [3, 2, 4]), "theta": curve_report(1024, [3, 2, 4])}
+    (plot,) = draw(reports, tmp_path)
+    assert ">context of 3 models<" in plot.svg
+    assert plot.alt.endswith("1024 of tape, lora, theta.")
+
+
+def test_one_context_is_marked_once_and_none_beyond_the_curve(tmp_path):
+    same = {"tape": curve_report(1024, [3, 2, 4]), "lora": curve_report(1024, [3, 4, 5])}
+    assert draw(same, tmp_path)[0].svg.count("trained up to here") == 1
+    beyond = {"tape": curve_report(8192, [3, 2, 4]), "none": curve_report(None, [3, 4, 5])}
+    (plot,) = draw(beyond, tmp_path)
+    assert "context of" not in plot.svg
+    assert "contexts end" not in plot.alt
 
 
 def test_metrics_of_the_harness_by_scale():

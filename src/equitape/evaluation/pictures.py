@@ -25,6 +25,8 @@ HATCHES = ("", "////", "....", "\\\\\\\\", "xxxx")
 MOST_ROWS = 60
 """Of bars in a picture; more cannot be read."""
 PANELS_IN_A_ROW = 3
+MOST_NAMES = 2
+"""Of models at a line where their context ends; more are counted."""
 MOST_NUMBERS = 12
 """Columns of a heat map up to which every cell says its value."""
 
@@ -102,7 +104,7 @@ def write_numbers(axes: Any, values: list[list[float]]) -> None:
 
 
 def draw_curves(reports: dict[str, dict[str, Any]], title: str) -> Plot:
-    """A line for each model; where the first one's context ends is marked."""
+    """A line for each model; where contexts end is marked."""
     curves = entries(reports, "curves", title)
     first = next(iter(curves.values()))
     xs: set[float] = set()
@@ -130,11 +132,39 @@ def draw_curves(reports: dict[str, dict[str, Any]], title: str) -> Plot:
             axes.xaxis.set_major_formatter("{x:g}")
         if suits_logarithm(ys, 10):
             make_logarithmic(axes.yaxis)
-        mark_trained(axes, next(iter(reports.values()))["model"]["context"], xs)
+        ends = mark_contexts(axes, {name: reports[name]["model"]["context"] for name in curves}, xs)
         axes.set(xlabel=first["x_label"], ylabel=first["y_label"])
         finish_axes(figure, axes)
-        alt = f"Line plot of {first['y_label']} against {first['x_label']}: {'; '.join(told)}."
+        alt = f"Line plot of {first['y_label']} against {first['x_label']}: {'; '.join(told)}.{ends}"
         return finish(figure, file_name("curve", title), title, alt)
+
+
+def mark_contexts(axes: Any, contexts: dict[str, int | None], xs: set[float]) -> str:
+    """A line where training ended; one for each length, with whose it is, where models differ.
+
+    Returns the latter in words.
+    """
+    if len(set(contexts.values())) == 1:
+        mark_trained(axes, next(iter(contexts.values())), xs)
+        return ""
+    lengths = sorted({length for length in contexts.values() if length is not None and min(xs) <= length <= max(xs)})
+    told = []
+    for line, length in enumerate(lengths):
+        names = [name for name, context in contexts.items() if context == length]
+        whose = ", ".join(names) if len(names) <= MOST_NAMES else f"{len(names)} models"
+        axes.axvline(length, color=INK, linewidth=1, linestyle=(0, (1, 3)), zorder=0)
+        axes.text(
+            length,
+            # each label on a line of its own: neighbouring lengths are closer than words are wide
+            1.01 + 0.04 * line,
+            f"context of {whose}",
+            transform=axes.get_xaxis_transform(),
+            fontsize="x-small",
+            ha="center",
+            va="bottom",
+        )
+        told.append(f"{length} of {', '.join(names)}")
+    return f" Lines where contexts end: {'; '.join(told)}." if told else ""
 
 
 def draw_bars(reports: dict[str, dict[str, Any]], title: str) -> Plot:
