@@ -172,6 +172,7 @@ def test_expanded_and_strided(device):
     odd = dict(
         inputs,
         field=inputs["field"].permute(3, 1, 0, 2).contiguous().permute(2, 1, 3, 0),
+        carried=inputs["carried"].repeat_interleave(2, dim=-1)[..., ::2],
         gate=inputs["gate"].repeat_interleave(2, dim=-1)[..., ::2],
         carry=inputs["carry"].T.contiguous().T,
         mix_in=inputs["mix_in"].T.contiguous().T,

@@ -82,7 +82,8 @@ def test_strided_operands(device):
     query_slope, key_slope, query, key, field = (each.float().to(device) for each in draw(SHAPES["grouped"]))
     expected = reference.turn_gradients(query_slope, key_slope, query, key, field)
     widened = torch.cat((torch.randn_like(field), field), dim=-1)[..., field.shape[-1] :]
-    found = turn_gradients(query_slope.contiguous(), key_slope.contiguous(), query.contiguous(), key, widened)
+    sparse = key.repeat_interleave(2, dim=-1)[..., ::2]
+    found = turn_gradients(query_slope.contiguous(), key_slope.contiguous(), query.contiguous(), sparse, widened)
     for each, wanted in zip(found, expected, strict=True):
         # float32, summed in another order
         assert torch.allclose(each, wanted, rtol=1e-5, atol=1e-5)

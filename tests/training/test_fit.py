@@ -17,7 +17,7 @@ from tiny import losses, numbered, read_lines, run, run_and_die, settings, small
 from equitape import EquitapeForCausalLM
 from equitape.tasks.base import pad_right
 from equitape.training import checkpoints
-from equitape.training.fit import Collate, count_steps, fit, unmasked_length, uses_compiler
+from equitape.training.fit import Collate, count_steps, fit, training_arguments, unmasked_length, uses_compiler
 from equitape.training.log import StepLog, read_log, thin, truncate_log
 from equitape.training.settings import TrainSettings
 from equitape.training.trainer import ROW_TOKENS, learning_rate_share
@@ -376,3 +376,8 @@ def test_progress_is_shown_on_a_terminal_only(tmp_path):
             console=console,
         )
         assert ("tokens/s" in console.file.getvalue()) == terminal
+
+
+def test_a_compiled_run_rounds_as_a_plain_one(tmp_path):
+    # Trainer's own answer for compiled runs on a GPU is TF32
+    assert training_arguments(settings(compile=True), tmp_path, 1).tf32 is False
