@@ -53,7 +53,7 @@ def table(runs: Runs) -> str:
 def draw(runs: Runs, path: Path) -> None:
     """Perplexity against length, a panel for each text."""
     texts = list(dict.fromkeys(entry["data"] for run in runs.values() for entry in run["perplexity"]))
-    with figure_of(4.5 * len(texts), 3.6) as figure:
+    with figure_of(4.5 * len(texts) + 1.2, 3.6) as figure:
         for panel, data in zip(figure.subplots(1, len(texts), squeeze=False)[0], texts, strict=True):
             for index, (name, line) in enumerate(lines_of(runs, data).items()):
                 panel.plot(list(line), list(line.values()), **numbered_style(index, name))
@@ -65,7 +65,8 @@ def draw(runs: Runs, path: Path) -> None:
             panel.set_xlabel("tokens read at once")
             panel.set_ylabel("perplexity")
             panel.set_title(data)
-        panel.legend()
+        # beside the panels: between the lines of two texts there is seldom room for it
+        figure.legend(*panel.get_legend_handles_labels(), loc="outside right center")
         figure.savefig(path, dpi=120)
 
 
