@@ -51,6 +51,8 @@ def test_an_interrupted_run_goes_on_where_it_was(tmp_path):
     assert lines(folder)[:4] == kept
     assert sorted(lines(folder)) == sorted(lines(tmp_path / "whole"))
     assert report["metrics"] == whole["metrics"]
+    # what the part before cost is counted too
+    assert report["cost"]["tokens"] == whole["cost"]["tokens"] == 6 * (400 + 600)
     # nothing is left to do
     reader = Interrupted(100)
     assert evaluate(subject(reader), passkey(), folder, resume=True)["metrics"] == whole["metrics"]

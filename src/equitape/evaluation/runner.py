@@ -166,6 +166,7 @@ def run_units(
     budget = batch_tokens or subject.batch_tokens
     mix = task.mixes_lengths and subject.mixes_lengths
     waiting = list(units)
+    environment = describe_environment()
     began = time.perf_counter()
     with shown_progress(console, task.full_name, sum(unit.cost for unit in units)) as advance:
         while waiting:
@@ -184,8 +185,8 @@ def run_units(
             with (out / RESULTS).open("a", encoding="utf-8") as file:
                 for unit, record in zip(batch, records, strict=True):
                     file.write(json.dumps(plain({"unit": unit.key, "record": record}), ensure_ascii=False) + "\n")
-    if units:
-        add_cost(out, subject, sum(unit.rows * unit.length for unit in units), time.perf_counter() - began)
+            began, before = time.perf_counter(), began
+            add_cost(out, subject, sum(unit.rows * unit.length for unit in batch), began - before, environment)
 
 
 def answer(subject: Subject, task: EvaluationTask, batch: list[Unit], budget: int, advance: Advance) -> list[Record]:
@@ -197,18 +198,20 @@ def answer(subject: Subject, task: EvaluationTask, batch: list[Unit], budget: in
         return [{"error": str(error)}] * len(batch)
 
 
-def add_cost(out: Path, subject: Subject, tokens: int, seconds: float) -> None:
-    """Keep the time of every part of a run that was interrupted."""
+def add_cost(out: Path, subject: Subject, tokens: int, seconds: float, environment: dict[str, Any]) -> None:
+    """Keep what was spent so far, also of a run that is interrupted."""
     path = out / COST
-    before = json.loads(path.read_text()) if path.exists() else {"seconds": 0.0, "tokens": 0}
-    peak = torch.cuda.max_memory_allocated(subject.device) / 2**20 if subject.device.type == "cuda" else None
+    before = json.loads(path.read_text()) if path.exists() else {"seconds": 0.0, "tokens": 0, "peak_mib": None}
+    peak = before["peak_mib"]
+    if subject.device.type == "cuda":
+        peak = max(peak or 0.0, torch.cuda.max_memory_allocated(subject.device) / 2**20)
     write_json(
         path,
         {
             "seconds": before["seconds"] + seconds,
             "tokens": before["tokens"] + tokens,
             "peak_mib": peak,
-            "environment": describe_environment(),
+            "environment": environment,
         },
     )
 
