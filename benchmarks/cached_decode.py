@@ -3,8 +3,10 @@
     python benchmarks/cached_decode.py SmolLM2-135M-Instruct --length 8192 --batch 1 --batch 32
 
 Prompts are random tokens. The time of a token is that of a longer answer less that of a shorter one, over the tokens
-between them, so that reading the prompt is not in it; the median of three. Without the cache everything is read again
-for every token.
+between them, so that neither reading the prompt nor capturing a step is in it; the median of three. With the cache it
+is measured twice: by a step replayed as a CUDA graph, where the model allows it, and by transformers' generate. Without
+the cache everything is read again for every token. What a capture takes is the time of the shorter answer by the graph,
+less that of its tokens and that of reading the prompt, which is what a single token takes by generate.
 """
 
 import argparse
@@ -16,11 +18,11 @@ import torch
 
 from equitape.evaluation import load_subject
 from equitape.evaluation.generate import write_tokens
+from equitape.evaluation.steps import PLAIN_STEPS, takes_steps
 from equitape.training.environment import describe_environment
 
-SHORT = 1
-LONG = {True: 33, False: 3}
-"""Tokens of the longer answer, with the cache and without."""
+TOKENS = {"graph": (16, 80), "generate": (1, 33), "uncached": (1, 3)}
+"""Of the shorter and the longer answer. That of a graph is long enough to be worth one."""
 
 
 def seconds_of(subject, prompts, new_tokens):
@@ -33,14 +35,17 @@ def seconds_of(subject, prompts, new_tokens):
     return time.perf_counter() - began
 
 
-def seconds_a_token(subject, prompts, cached):
-    subject.uses_cache = cached
-    seconds_of(subject, prompts, SHORT + 1)
-    times = []
-    for _ in range(3):
-        short, long = (seconds_of(subject, prompts, count) for count in (SHORT, LONG[cached]))
-        times.append((long - short) / (LONG[cached] - SHORT))
-    return statistics.median(times)
+def measure(subject, prompts, way):
+    """Seconds of the shorter answer, and of every further token."""
+    subject.uses_cache = way != "uncached"
+    subject.writing = "graph" if way == "graph" else "generate"
+    short, long = TOKENS[way]
+    seconds_of(subject, prompts, short + 1)
+    times = [[seconds_of(subject, prompts, count) for count in (short, long)] for _ in range(3)]
+    if way == "graph" and subject.writing != "graph":
+        raise SystemExit("The step could not be captured; the warning above says why.")
+    beginning = statistics.median(first for first, _ in times)
+    return beginning, statistics.median((second - first) / (long - short) for first, second in times)
 
 
 def main():
@@ -52,16 +57,27 @@ def main():
     parser.add_argument("--output", help="JSON file to write")
     given = parser.parse_args()
     subject = load_subject(given.model, base=given.base)
+    # random prompts may be followed by anything
+    subject.model.generation_config.eos_token_id = None
+    captures = subject.device.type == "cuda" and takes_steps(subject)
     vocabulary = subject.model.config.vocab_size
     found = []
     for batch in given.batch or (1, 32):
         generator = torch.Generator().manual_seed(0)
         prompts = torch.randint(vocabulary, (batch, given.length), generator=generator).tolist()
-        with_cache, without = (seconds_a_token(subject, prompts, cached) for cached in (True, False))
-        found.append({"batch": batch, "cached_ms": 1e3 * with_cache, "uncached_ms": 1e3 * without})
+        reading, plain = measure(subject, prompts, "generate")
+        _, without = measure(subject, prompts, "uncached")
+        times = {"batch": batch, "cached_ms": 1e3 * plain, "plain_cached_ms": 1e3 * plain, "uncached_ms": 1e3 * without}
+        text = "no CUDA graph"
+        if captures:
+            beginning, replayed = measure(subject, prompts, "graph")
+            tokens = PLAIN_STEPS * plain + (TOKENS["graph"][0] - PLAIN_STEPS) * replayed
+            times |= {"cached_ms": 1e3 * replayed, "capture_ms": 1e3 * (beginning - reading - tokens)}
+            text = f"{1e3 * plain:.2f} ms by generate; a capture takes {times['capture_ms']:.0f} ms"
+        found.append(times)
         print(
-            f"{batch} x {given.length}: a token takes {1e3 * with_cache:.2f} ms with the cache, "
-            f"{1e3 * without:.2f} ms without: {without / with_cache:.1f} times as long",
+            f"{batch} x {given.length}: a token takes {times['cached_ms']:.2f} ms with the cache ({text}), "
+            f"{times['uncached_ms']:.2f} ms without: {times['uncached_ms'] / times['cached_ms']:.1f} times as long",
             flush=True,
         )
     if given.output:

@@ -17,8 +17,9 @@ from typer.testing import CliRunner
 import equitape.encodings.tape as tape
 from equitape.bench import SHAPES, WORKLOADS, BenchSettings, agreement, command, measure, report
 from equitape.bench.shapes import DEFAULT_ENCODINGS, PAPER
-from equitape.bench.workloads import MEASURES, Case, Replay, Variant, build
+from equitape.bench.workloads import MEASURES, Case, Variant, build
 from equitape.cli import app
+from equitape.replay import Replay
 
 CPU = torch.device("cpu")
 TINY = SHAPES["tiny"]

@@ -10,6 +10,7 @@ from transformers import StaticCache
 
 from ..encodings import LayerEncoding
 from ..model import EquitapeForCausalLM
+from ..replay import CaptureError, capture
 from .paper_layout import PaperLayout, join_gradient, join_state, split_state
 from .parts import AttentionPart
 from .shapes import PAPER, PARTS, Shape
@@ -249,7 +250,7 @@ def _decode(case: Case, variant: Variant) -> Path:
     note = ""
     if variant.compiled and case.device.type == "cuda":
         with torch.no_grad():
-            function, note = _capture(function, lambda: before(0))
+            function, note = _capture(function, lambda: before(0), case.device)
 
     def call(index: int) -> Tensor:
         with torch.no_grad():
@@ -265,34 +266,15 @@ def _decode(case: Case, variant: Variant) -> Path:
     return Path(call=call, outputs=outputs, num_parameters=model.num_parameters(), before=before, note=note)
 
 
-def _capture(step: Callable[[], Tensor], before: Callable[[], None]) -> tuple[Callable[[], Tensor], str]:
+def _capture(
+    step: Callable[[], Tensor], before: Callable[[], None], device: torch.device
+) -> tuple[Callable[[], Tensor], str]:
     """A decoding step as a CUDA graph, or as it is where it cannot be captured, with a note that says so."""
     for _ in range(3):
         before()
         step()
     before()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
     try:
-        with torch.cuda.graph(graph):
-            logits = step()
-    except RuntimeError as error:
-        if "captur" not in str(error):
-            raise
+        return capture(step, device), ""
+    except CaptureError:
         return step, "no CUDA graph"
-
-    return Replay(graph, logits, step), ""
-
-
-@dataclass(frozen=True)
-class Replay:
-    """A captured step. The graph knows only addresses, so what it reads must be kept from being freed."""
-
-    graph: Any
-    logits: Tensor
-    step: Callable[[], Tensor]
-    """Owns the model, the cache and the constants of compiled code."""
-
-    def __call__(self) -> Tensor:
-        self.graph.replay()
-        return self.logits

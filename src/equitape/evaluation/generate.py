@@ -2,8 +2,9 @@
 
 Prompts of one length run as one batch. Those of different lengths are read one by one, logits made for none of their
 tokens but the last; then their caches are padded on the left, joined, and the answers written together. A step that
-writes sees one new token, so the mask over the padding is one row: memory stays linear in length. Shapes: B prompts, H
-key-value heads, N tokens of the longest, D width of a key or value.
+writes sees one new token, so the mask over the padding is one row: memory stays linear in length. On CUDA that step is
+replayed as a graph where the model allows it (steps.py). Shapes: B prompts, H key-value heads, N tokens of the longest,
+D width of a key or value.
 """
 
 import logging
@@ -17,6 +18,7 @@ from torch.nn.functional import pad
 from transformers import DynamicCache, GenerationConfig, StoppingCriteria, StoppingCriteriaList
 
 from .base import Unit
+from .steps import Answers, choose_writing, write_in_steps
 from .subject import Subject
 
 
@@ -72,6 +74,15 @@ def write_tokens(
     """Greedy decoding; what follows an end is padding."""
     rows = [torch.tensor(prompt, dtype=torch.long, device=subject.device) for prompt in prompts]
     padding = subject.tokenizer.pad_token_id
+    if padding is None:
+        padding = (ends or [0])[0]
+    longest = max(len(row) for row in rows)
+    tokens = torch.stack([pad(row, (longest - len(row), 0)) for row in rows])
+    writing = choose_writing(subject, [len(row) for row in rows], max_new_tokens)
+    if writing != "generate":
+        answers = Answers(tokens, max_new_tokens, ends, padding, stop)
+        write_in_steps(subject, rows, answers, max_new_tokens, captured=writing == "graph")
+        return answers.tolist()
     # spelled out, or the checkpoint's own settings would fill in
     settings = GenerationConfig(
         max_new_tokens=max_new_tokens,
@@ -81,10 +92,8 @@ def write_tokens(
         no_repeat_ngram_size=0,
         use_cache=subject.uses_cache,
         eos_token_id=ends or None,
-        pad_token_id=padding if padding is not None else (ends or [0])[0],
+        pad_token_id=padding,
     )
-    longest = max(len(row) for row in rows)
-    tokens = torch.stack([pad(row, (longest - len(row), 0)) for row in rows])
     lengths = torch.tensor([len(row) for row in rows], device=subject.device)
     mask = (torch.arange(longest, device=subject.device) >= (longest - lengths)[:, None]).long()
     past = {}

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from transformers.cache_utils import DynamicLayer
@@ -19,6 +19,9 @@ MOST_BATCH_TOKENS = 2**19
 USABLE_SHARE = 0.5
 """Of the free memory: fragments, logits and work space take the rest."""
 
+Writing = Literal["generate", "steps", "graph"]
+"""By transformers' generate; by steps of fixed shapes (steps.py); or by such a step replayed as a CUDA graph."""
+
 
 @dataclass(kw_only=True)
 class Subject:
@@ -27,6 +30,8 @@ class Subject:
     model: Any
     tokenizer: Any
     name: str
+    writing: Writing | None = None
+    """How answers are written; None: as a graph on CUDA where the model allows it, else by generate."""
     uses_cache: bool = field(init=False)
     """Whether the model can continue from a cache; without one, generation computes everything again each step."""
     mixes_lengths: bool = field(init=False)

@@ -1,0 +1,231 @@
+"""Answers written by one step over and over, its shapes and its places in memory always the same.
+
+A step that is launched kernel by kernel waits for the host: with a small model, ten times as long as the GPU takes. One
+that never changes is captured as a CUDA graph and replayed for every token. All that a token changes is therefore on
+the device and changed by the step itself; the host looks at what was written every few tokens. Shapes: B prompts, N
+tokens of the longest, T tokens to write, K keys (at least N + T), H key-value heads, D width of a key or value, V
+vocabulary.
+"""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import Cache, StaticCache, StoppingCriteria
+from transformers.cache_utils import StaticLayer
+
+from ..replay import CaptureError, Constants, capture
+from ..tasks.perplexity import unwrap
+from .subject import Subject, Writing
+
+PLAIN_STEPS = 2
+"""Before a capture: the first loads kernels and makes plans, and answers that end at once need no capture."""
+FEWEST_TOKENS = 8
+"""Answers shorter than this are not worth a capture. The host launches everything once more for it, which takes a
+plain step; the graph and its memory take two more, by estimate (benchmarks/cached_decode.py measures it). After the
+plain steps that leaves a gain from the sixth token on, and one that matters a little later."""
+READ_EVERY = 8
+"""Tokens between two looks of the host: few, since a batch may be done; not one, since the GPU waits meanwhile."""
+ROUND_KEYS = 64
+"""K is a multiple of this: attention kernels want aligned rows of masks."""
+MASKED = ("sdpa", "eager")
+"""Implementations of attention that take a prepared mask."""
+TOLERANCE = 0.2
+"""Of logits about their mean, by norm. In bfloat16 SmolLM2, with adapters or without, errs by 0.04 to 0.09; by a wrong
+position or mask by more than 0.5."""
+
+
+class FixedLayer(StaticLayer):
+    """transformers' layer of fixed size, except that all layers write where one shared number says.
+
+    keys: [B, H, K, D]; values likewise, in a width of their own; place: [1] int64.
+    """
+
+    def __init__(self, keys: Tensor, values: Tensor, place: Tensor):
+        super().__init__(max_cache_len=keys.shape[2])
+        self.keys, self.values, self.place = keys, values, place
+        self.cumulative_length = place[0]
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        self.keys.index_copy_(2, self.place, key_states)
+        self.values.index_copy_(2, self.place, value_states)
+        return self.keys, self.values
+
+
+def read_prompts_fixed(model: Any, rows: list[Tensor], num_keys: int, place: Tensor) -> Cache:
+    """All tokens of the prompts but the last of each, as `generate.read_prompts`, in a cache of K keys."""
+    few = {"logits_to_keep": 1} if model._supports_logits_to_keep() else {}
+    longest = max(len(row) for row in rows) - 1
+    one_length = all(len(row) == longest + 1 for row in rows)
+    parts = [torch.stack(rows)] if one_length else [row[None] for row in rows]
+    layers: list[FixedLayer] = []
+    start = 0
+    for part in parts:
+        grown = model(input_ids=part[:, :-1], use_cache=True, **few).past_key_values.layers
+        where = (slice(start, start + len(part)), slice(None), slice(longest - part.shape[1] + 1, longest))
+        start += len(part)
+        for index, layer in enumerate(grown):
+            if index == len(layers):
+                keys, values = (
+                    each.new_zeros(len(rows), each.shape[1], num_keys, each.shape[3])
+                    for each in (layer.keys, layer.values)
+                )
+                layers.append(FixedLayer(keys, values, place))
+            layers[index].keys[where] = layer.keys
+            layers[index].values[where] = layer.values
+            # at no time is more held twice than one layer, or one prompt of several
+            layer.keys = layer.values = None
+    return Cache(layers=layers)
+
+
+class Writer:
+    """Prompts being answered: every step reads a token of each and writes the likeliest next one."""
+
+    def __init__(self, model: Any, rows: list[Tensor], new_tokens: int):
+        device = rows[0].device
+        longest = max(len(row) for row in rows)
+        lengths = torch.tensor([len(row) for row in rows], device=device)[:, None]
+        num_keys = -(-(longest + new_tokens) // ROUND_KEYS) * ROUND_KEYS
+        self.model = model
+        self.token = torch.stack([row[-1:] for row in rows])
+        """[B, 1], to be read next."""
+        self.ids = lengths - 1
+        """[B, 1], its position."""
+        self.place = torch.tensor([longest - 1], device=device)
+        """[1], its column among the keys."""
+        self.cache = read_prompts_fixed(model, rows, num_keys, self.place)
+        # additive, which attention would otherwise make of it in every layer; 4D, which nobody looks into
+        dtype = self.cache.layers[0].keys.dtype
+        column = torch.arange(num_keys, device=device)
+        hidden = (column < longest - lengths) | (column >= longest - 1)
+        self.mask = torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill(hidden, -torch.inf)[:, None, None]
+        """[B, 1, 1, K], 0 for what the token sees."""
+        self.count = torch.zeros(1, dtype=torch.long, device=device)
+        """[1], tokens written."""
+        self.written = torch.zeros(len(rows), new_tokens, dtype=torch.long, device=device)
+        """[B, T]"""
+
+    def step(self) -> Tensor:
+        """The logits of the next token [B, V], after everything is ready for the step after it."""
+        self.mask.index_fill_(3, self.place, 0.0)
+        output = self.model(
+            input_ids=self.token,
+            attention_mask=self.mask,
+            position_ids=self.ids,
+            past_key_values=self.cache,
+            use_cache=True,
+        )
+        logits = output.logits[:, -1].float()
+        self.token.copy_(logits.argmax(-1, keepdim=True))
+        self.written.index_copy_(1, self.count, self.token)
+        for number in (self.ids, self.place, self.count):
+            number.add_(1)
+        return logits
+
+
+class Answers:
+    """What transformers' generate returns, from tokens that are looked at some at a time."""
+
+    def __init__(self, prompts: Tensor, new_tokens: int, ends: list[int], padding: int, stop: StoppingCriteria | None):
+        self.start = self.end = prompts.shape[1]
+        self.tokens = nn.functional.pad(prompts.cpu(), (0, new_tokens))
+        self.ends = torch.tensor(ends, dtype=torch.long)
+        self.padding, self.stop = padding, stop
+        self.unfinished = torch.ones(len(prompts), dtype=torch.bool)
+
+    def add(self, written: Tensor) -> bool:
+        """Take what was written [B, any], and say whether more is wanted."""
+        for newest in written.cpu().unbind(1):
+            # as in generate: what follows a stop alone, without any end mark in use, is kept
+            kept = torch.where(self.unfinished, newest, self.padding) if len(self.ends) else newest
+            self.tokens[:, self.end] = kept
+            self.end += 1
+            self.unfinished &= ~torch.isin(kept, self.ends)
+            if self.stop is not None:
+                self.unfinished &= ~self.stop(self.tokens[:, : self.end], None)
+            if not self.unfinished.any():
+                return False
+        return self.end < self.tokens.shape[1]
+
+    def tolist(self) -> list[list[int]]:
+        return self.tokens[:, self.start : self.end].tolist()
+
+
+def write_in_steps(subject: Subject, rows: list[Tensor], answers: Answers, new_tokens: int, captured: bool) -> None:
+    """Write until the answers are full or ended. captured: replay the step as a CUDA graph, where that can be."""
+    writer, constants = Writer(subject.model, rows, new_tokens), Constants()
+
+    def plain_step() -> Tensor:
+        with constants:
+            return writer.step()
+
+    step: Callable[[], Tensor] = plain_step
+    done, wanted = 0, min(PLAIN_STEPS, new_tokens)
+    while True:
+        for _ in range(wanted):
+            step()
+        if not answers.add(writer.written[:, done : done + wanted]):
+            return
+        if captured and done == 0:
+            try:
+                step = capture(plain_step, subject.device)
+            except CaptureError as error:
+                # nothing was done, so these answers can go on as they began; others are left to generate
+                subject.writing = "generate"
+                warnings.warn(
+                    f"A step of {subject.name!r} cannot be captured as a CUDA graph, so answers are written kernel by "
+                    f"kernel, which takes longer: {error}",
+                    stacklevel=4,
+                )
+        done += wanted
+        wanted = min(READ_EVERY, new_tokens - done)
+
+
+def choose_writing(subject: Subject, lengths: list[int], new_tokens: int) -> Writing:
+    """How to answer prompts of these lengths; the first time on CUDA, after asking the model."""
+    on_cuda = subject.device.type == "cuda"
+    if not subject.uses_cache or min(lengths) < 2 or (subject.writing is None and not on_cuda):
+        return "generate"
+    if subject.writing != "steps" and new_tokens < FEWEST_TOKENS:
+        return "generate"
+    if subject.writing is None:
+        subject.writing = "graph" if takes_steps(subject) else "generate"
+    return subject.writing if max(lengths) + new_tokens <= reach(subject) else "generate"
+
+
+def reach(subject: Subject) -> float:
+    """Tokens for which a model surely has positions: a captured step, and one past the end of an answer, check none."""
+    model = unwrap(subject.model)
+    tables = [module for module in model.modules() if isinstance(module, nn.Embedding)]
+    rows = [table.num_embeddings for table in tables if table is not model.get_input_embeddings()]
+    return min([*rows, subject.context or torch.inf]) if rows else torch.inf
+
+
+@torch.no_grad()
+def takes_steps(subject: Subject) -> bool:
+    """Ask a model: whether two prompts, continued by two steps, get the logits they get when read at once."""
+    model = unwrap(subject.model)
+    # transformers' word that nothing in a step depends on what only the host knows
+    if not (subject.mixes_lengths and getattr(model, "_can_compile_fullgraph", False)):
+        return False
+    if model.config._attn_implementation not in MASKED:
+        return False
+    if any(type(layer) is not StaticLayer for layer in StaticCache(config=model.config, max_cache_len=1).layers):
+        return False
+    apart = subject.vocab_size // 8
+    rows = [apart * torch.arange(1, length + 1, device=subject.device) for length in (6, 3)]
+    try:
+        writer = Writer(subject.model, rows, 2)
+        found = torch.stack([writer.step(), writer.step()], dim=1)
+        read = [torch.cat((row, new[:1])) for row, new in zip(rows, writer.written, strict=True)]
+        wanted = torch.cat([subject.model(input_ids=row[None], use_cache=False).logits[:, -2:].float() for row in read])
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:
+        # whatever stands in the way of such a step, there is the other way
+        return False
+    spread = (wanted - wanted.mean(-1, keepdim=True)).norm(dim=-1)
+    return bool(((found - wanted).norm(dim=-1) < TOLERANCE * spread).all())

@@ -1,0 +1,177 @@
+"""Answers by a captured step are those of the plain one and of generate, and a capture that fails leaves no trace."""
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from cases import build, randomise
+from equitape.data.tokenizers import byte_tokenizer
+from equitape.evaluation import Subject
+from equitape.evaluation.generate import FirstLine, write_tokens
+from equitape.evaluation.steps import FEWEST_TOKENS, PLAIN_STEPS, takes_steps
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    # otherwise a capture that fails would be told by nothing but that
+    pytest.mark.filterwarnings("error:.*cannot be captured as a CUDA graph"),
+]
+SIZES = {
+    "vocab_size": 258,
+    "hidden_size": 256,
+    "intermediate_size": 256,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "pad_token_id": 257,
+    "eos_token_id": 256,
+}
+COUNT = 40
+LENGTHS = {"one length": (90, 90, 90), "several": (50, 130, 2, 90), "one prompt": (70,)}
+
+
+def subject(case, dtype=torch.float32, **changes):
+    if case == "llama":
+        model = LlamaForCausalLM(LlamaConfig(**SIZES, bos_token_id=None, **changes))
+        randomise(model)
+        model = model.to(dtype).eval()
+    else:
+        model = build(case, dtype=dtype, **SIZES, **changes)
+    return Subject(model=model.cuda(), tokenizer=byte_tokenizer(), name=case)
+
+
+def prompts(*lengths):
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randint(97, 123, (length,), generator=generator).tolist() for length in lengths]
+
+
+def write(who, way, given, count=COUNT, ends=(256,), line_ends=None):
+    who.writing = way
+    stop = None if line_ends is None else FirstLine(Lines(line_ends), len(given))
+    return write_tokens(who, given, count, list(ends), stop)
+
+
+class Lines:
+    """Decodes some tokens to an end of line and all others to a letter."""
+
+    def __init__(self, line_ends):
+        self.line_ends = line_ends
+
+    def decode(self, tokens):
+        return "".join("\n" if token in self.line_ends else "a" for token in tokens)
+
+
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
+@pytest.mark.parametrize("case", ["rope", "tape", "tape-fourier", "alibi", "fire", "nope", "learned", "llama"])
+def test_captured_steps_write_what_plain_ones_write(case, lengths):
+    who = subject(case)
+    given = prompts(*lengths)
+    expected = write(who, "generate", given)
+    assert write(who, "steps", given) == expected
+    # by default, after the model was asked
+    assert write(who, None, given) == expected
+    assert who.writing == "graph"
+    calls = []
+    who.model.register_forward_hook(lambda *args: calls.append(1))
+    assert write(who, "graph", given) == expected
+    # once to read what is read together, the plain steps, and the capture: all other tokens come from replays
+    assert len(calls) == (1 if len(set(lengths)) == 1 else len(lengths)) + PLAIN_STEPS + 1
+    assert len({tuple(row) for row in expected}) == len(expected)
+
+
+@pytest.mark.parametrize("case", ["rope", "tape", "alibi", "llama"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(case, dtype):
+    """With the kernels that serve half precision; the same ones, so the same tokens."""
+    who = subject(case, dtype)
+    assert takes_steps(who)
+    for lengths in LENGTHS.values():
+        given = prompts(*lengths)
+        assert write(who, "graph", given) == write(who, "steps", given)
+
+
+@pytest.mark.parametrize("case", ["tape", "llama"])
+def test_ends_and_lines(case):
+    who = subject(case)
+    who.model.generation_config.eos_token_id = None
+    given = prompts(50, 130, 2, 90)
+    free = write(who, "generate", given)
+    for place in (0, 1, 2, 9, 20):
+        ends = [row[place] for row in free]
+        for options in (
+            {"ends": ends},
+            {"ends": ends[:1]},
+            {"line_ends": set(ends)},
+            {"line_ends": set(ends), "ends": ()},
+        ):
+            assert write(who, "graph", given, **options) == write(who, "generate", given, **options)
+
+
+def test_batches_one_after_another():
+    """Of other shapes, with other work between them that takes the memory a graph has left."""
+    who = subject("tape")
+    for lengths in ((90, 90), (20, 33, 7), (200,), (20, 33, 7), (90, 90)):
+        given = prompts(*lengths)
+        expected = write(who, "generate", given)
+        torch.full((1 << 24,), torch.nan, device="cuda")
+        assert write(who, "graph", given) == expected
+
+
+def test_memory_is_given_back():
+    who = subject("tape")
+    given = prompts(*[300] * 16)
+    held = []
+    for _ in range(4):
+        write(who, "graph", given)
+        torch.cuda.empty_cache()
+        held.append((torch.cuda.memory_allocated(), torch.cuda.memory_reserved()))
+    # the first time, workspaces are made that stay
+    for allocated, reserved in held[2:]:
+        assert allocated <= held[1][0]
+        assert reserved <= held[1][1]
+
+
+def reads(module, inputs, output):
+    """A hook that asks the device for a value."""
+    output.logits.sum().item()
+
+
+def test_a_step_that_waits_for_the_device_is_written_plainly():
+    given = prompts(50, 130, 2, 90)
+    who = subject("tape")
+    expected = write(who, "generate", given)
+    hook = who.model.register_forward_hook(reads)
+    stream = torch.cuda.current_stream()
+    with pytest.warns(UserWarning, match="'tape' cannot be captured as a CUDA graph") as told:
+        assert write(who, "graph", given) == expected
+    assert len([each for each in told if "captured" in str(each.message)]) == 1
+    assert who.writing == "generate"
+    assert write_tokens(who, given, COUNT, [256]) == expected
+    # as if nothing had been: the same stream, memory that can be let go, and captures of others
+    assert torch.cuda.current_stream() == stream
+    assert torch.cuda.get_sync_debug_mode() == 0
+    torch.cuda.empty_cache()
+    hook.remove()
+    assert write(who, "graph", given) == expected
+    assert who.writing == "graph"
+
+
+def test_scaling_that_reads_the_length_is_written_plainly():
+    who = subject("llama", rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0})
+    given = prompts(50, 130)
+    expected = write(who, "generate", given)
+    with pytest.warns(UserWarning, match="cannot be captured"):
+        assert write(who, None, given) == expected
+    assert who.writing == "generate"
+
+
+def test_what_is_not_worth_a_capture_or_beyond_a_table():
+    who = subject("learned")
+    given = prompts(90, 90)
+    who.model.register_forward_hook(reads)
+    assert write(who, "graph", given, FEWEST_TOKENS - 1) == write(who, "generate", given, FEWEST_TOKENS - 1)
+    # 512 positions: generate, in which the model checks every one
+    who.model.generation_config.eos_token_id = None
+    with pytest.raises(ValueError, match="beyond the learned table"):
+        write(who, "graph", prompts(500, 500), ends=())

@@ -1,0 +1,140 @@
+"""What a capture does where there is no GPU to capture on: errors, streams, and numbers brought to the device once."""
+
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from equitape import replay
+from equitape.replay import CaptureError, Constants, capture
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    """A stand-in for torch.cuda that notes what it is told."""
+    state = SimpleNamespace(stream="main", mode=0, modes=[], end_error=None)
+
+    @contextmanager
+    def graph(made, stream):
+        before, state.stream = state.stream, stream
+        try:
+            yield
+        finally:
+            if state.end_error is not None:
+                # torch does not go back to the stream before
+                raise state.end_error
+            state.stream = before
+
+    def set_mode(mode):
+        state.mode = mode
+        state.modes.append(mode)
+
+    stand_ins = {
+        "device": lambda device: nullcontext(),
+        "current_device": lambda: 0,
+        "current_stream": lambda: state.stream,
+        "set_stream": lambda stream: setattr(state, "stream", stream),
+        "Stream": lambda device: "side",
+        "CUDAGraph": lambda: SimpleNamespace(replay=lambda: None),
+        "graph": graph,
+        "get_sync_debug_mode": lambda: state.mode,
+        "set_sync_debug_mode": set_mode,
+    }
+    for name, value in stand_ins.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    replay._capture_stream.cache_clear()
+    yield state
+    replay._capture_stream.cache_clear()
+
+
+DEVICE = torch.device("cuda", 0)
+
+
+def test_a_step_is_captured_on_its_own_stream_and_may_not_wait(cuda):
+    seen = []
+
+    def step():
+        seen.append((cuda.stream, cuda.mode))
+        return torch.ones(2)
+
+    replayed = capture(step, DEVICE)
+    assert seen == [("side", "error")]
+    assert (cuda.stream, cuda.mode) == ("main", 0)
+    assert replayed() is replayed.result
+    # a replay runs no Python
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize("end_error", [None, RuntimeError("capture was invalidated")], ids=["ends", "does not end"])
+def test_what_cannot_be_captured_says_so_and_leaves_nothing_changed(cuda, end_error):
+    cuda.end_error = end_error
+
+    def step():
+        raise RuntimeError("called a synchronizing CUDA operation\nand a trace")
+
+    with pytest.raises(CaptureError, match=r"^(called a synchronizing CUDA operation|capture was invalidated)$"):
+        capture(step, DEVICE)
+    assert (cuda.stream, cuda.mode) == ("main", 0)
+
+
+@pytest.mark.parametrize("end_error", [None, RuntimeError("capture was invalidated")], ids=["ends", "does not end"])
+def test_too_little_memory_is_no_matter_of_capturing(cuda, end_error):
+    cuda.end_error = end_error
+
+    def step():
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        capture(step, DEVICE)
+    assert (cuda.stream, cuda.mode) == ("main", 0)
+
+
+class Made(torch.overrides.TorchFunctionMode):
+    """Notes the numbers that tensors are made of."""
+
+    def __init__(self):
+        super().__init__()
+        self.numbers = []
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function in (torch.tensor, torch.as_tensor):
+            self.numbers.append(args[0])
+        return function(*args, **(kwargs or {}))
+
+
+def test_numbers_are_made_tensors_once():
+    constants = Constants()
+
+    def step():
+        with constants:
+            return [
+                torch.tensor([0.1, 1e-30]),
+                torch.as_tensor(10000.0, dtype=torch.float64),
+                torch.as_tensor(10000.0),
+                torch.tensor(1),
+                torch.tensor(True),
+                torch.tensor([[1, 2], [3, 4]], device="cpu"),
+            ]
+
+    with Made() as made:
+        first = step()
+        assert len(made.numbers) == 6
+        first[0].zero_()
+        second = step()
+        # nothing new, and what was written to is not handed out again
+        assert len(made.numbers) == 6
+    assert [each.dtype for each in second] == [
+        torch.float32, torch.float64, torch.float32, torch.int64, torch.bool, torch.int64,
+    ]  # fmt: skip
+    assert torch.equal(second[0], torch.tensor([0.1, 1e-30]))
+    assert second[5].tolist() == [[1, 2], [3, 4]]
+
+
+def test_what_is_not_numbers_is_left_alone():
+    given = torch.ones(2)
+    with Constants() as constants:
+        assert torch.as_tensor(given) is given
+        assert torch.tensor(data=[1.0]).item() == 1
+        assert torch.tensor([given[0], given[1]]).tolist() == [1, 1]
+    assert not constants._made
