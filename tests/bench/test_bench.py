@@ -142,7 +142,7 @@ def test_a_reference_too_large_is_compared_at_a_smaller_size(monkeypatch):
 def test_out_of_memory_and_failures_are_rows(monkeypatch):
     errors = iter([torch.OutOfMemoryError("CUDA out of memory. Tried"), RuntimeError("no kernel\nfor this")])
 
-    def fail(case, compiled):
+    def fail(case, variant):
         raise next(errors)
 
     monkeypatch.setattr(command, "checked_path", fail)
@@ -271,3 +271,18 @@ def test_rope_takes_its_second_turn_unless_told_not_to():
     chosen = ("tape", "rope")
     assert BenchSettings(encodings=chosen, device="cpu").encodings_for("train") == ("rope", "tape", "rope")
     assert BenchSettings(encodings=chosen, device="cpu", once=True).encodings_for("train") == ("rope", "tape")
+
+
+def test_graphs_are_a_mode_of_the_compiler(monkeypatch):
+    asked = []
+    monkeypatch.setattr(torch, "compile", lambda function, **options: asked.append(options["mode"]) or function)
+    for graphs in (False, True):
+        variant = Variant(dtype=torch.float32, compiled=True, graphs=graphs)
+        build(make_case("prefill", encoding="rope"), variant)
+    assert asked == [None, "reduce-overhead"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="graphs can be had")
+def test_graphs_need_cuda():
+    with pytest.raises(ValueError, match="CUDA graphs are made of compiled code on CUDA"):
+        quick(graphs=True)

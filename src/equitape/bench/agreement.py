@@ -27,13 +27,13 @@ class DisagreementError(Exception):
     """The path computes something else than the reference."""
 
 
-def checked_path(case: Case, compiled: bool) -> tuple[Path, str]:
+def checked_path(case: Case, variant: Variant) -> tuple[Path, str]:
     """The path of a case, once its outputs agree; and a note where they were compared at a smaller size.
 
     Raises DisagreementError. Smaller where the reference does not fit into memory: first fewer sequences, then shorter.
     """
     size, expected, allowed = _reference(case)
-    path = build(size, Variant(dtype=case.dtype, compiled=compiled))
+    path = build(size, variant)
     complaints = compare(path.outputs(), expected, allowed)
     if complaints:
         raise DisagreementError("; ".join(complaints))
@@ -41,7 +41,7 @@ def checked_path(case: Case, compiled: bool) -> tuple[Path, str]:
         return path, ""
     del path, expected
     free_memory()
-    return build(case, Variant(dtype=case.dtype, compiled=compiled)), f"compared at {size.batch} x {size.length}"
+    return build(case, variant), f"compared at {size.batch} x {size.length}"
 
 
 def _reference(case: Case) -> tuple[Case, Outputs, dict[str, float]]:

@@ -10,7 +10,7 @@ from .agreement import DisagreementError, checked_path
 from .measure import count_operations, free_memory, is_out_of_memory, time_path
 from .report import AGAIN, DISAGREES, FAILED, OUT_OF_MEMORY, Row
 from .shapes import DTYPES, BenchSettings
-from .workloads import MEASURES, Case
+from .workloads import MEASURES, Case, Variant
 
 
 def run(settings: BenchSettings, console: Console) -> list[Row]:
@@ -98,9 +98,10 @@ def measure(case: Case, name: str, settings: BenchSettings, about: dict[str, Any
 def _fill(row: Row, case: Case, settings: BenchSettings) -> None:
     operations = count_operations(case)
     row.gflops, row.gmacs = operations / 1e9, operations / 2e9
-    path, compared = checked_path(case, settings.compiled)
+    variant = Variant(dtype=case.dtype, compiled=settings.compiled, graphs=settings.graphs)
+    path, compared = checked_path(case, variant)
     row.params = path.num_parameters
-    row.note = ", ".join(part for part in (path.note, compared) if part)
+    row.note = ", ".join(part for part in ("CUDA graphs" if settings.graphs else "", path.note, compared) if part)
     timing = time_path(path, case, settings.num_runs, settings.warm_up)
     row.ms_median, (row.ms_low, row.ms_high), row.peak_mib = timing.median, timing.spread, timing.peak_mib
 

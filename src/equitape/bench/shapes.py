@@ -115,6 +115,8 @@ class BenchSettings:
     dtype: str | None = None
     compile: bool | None = None
     """torch.compile, and CUDA graphs for decoding; on by default where there is CUDA."""
+    graphs: bool = False
+    """Training steps and prefills as CUDA graphs too."""
     runs: int | None = None
     quick: bool = False
     once: bool = False
@@ -140,6 +142,8 @@ class BenchSettings:
             raise ValueError(f"Nothing to measure: choose workloads from {', '.join(WORKLOADS)}.")
         if self.encodings and PAPER in self.encodings and not set(PARTS) & set(self.workloads):
             raise ValueError(f"{PAPER!r} is a part of a layer, not a model; measure it with workload {PARTS}.")
+        if self.graphs and not (self.compiled and self.on_cuda):
+            raise ValueError("CUDA graphs are made of compiled code on CUDA; leave out --graphs, or what forbids that.")
         if self.num_runs < MIN_RUNS and not self.quick:
             raise ValueError(f"{self.num_runs} runs are too few for a median; take {MIN_RUNS} or more, or say --quick.")
         if self.num_runs < 1 or self.input_sets < 3:

@@ -51,6 +51,8 @@ class Variant:
     attention: str = "sdpa"
     dtype: torch.dtype
     compiled: bool = False
+    graphs: bool = False
+    """Compiled training steps and prefills as CUDA graphs; a compiled decoding step is one anyway."""
 
 
 @dataclass(kw_only=True)
@@ -101,7 +103,9 @@ def _draw(case: Case, variant: Variant, *shape: int) -> Tensor:
 
 
 def _compile(function: Callable[..., Any], variant: Variant) -> Callable[..., Any]:
-    return torch.compile(function, fullgraph=True, dynamic=False) if variant.compiled else function
+    if not variant.compiled:
+        return function
+    return torch.compile(function, fullgraph=True, dynamic=False, mode="reduce-overhead" if variant.graphs else None)
 
 
 def _by_owner(names: list[str], gradients: list[Tensor]) -> Outputs:
@@ -200,6 +204,8 @@ def _train(case: Case, variant: Variant) -> Path:
     loss_of = _compile(lambda ids: model(input_ids=ids, labels=ids, use_cache=False).loss, variant)
 
     def call(index: int) -> None:
+        # what a graph has put out may be overwritten from here on
+        torch.compiler.cudagraph_mark_step_begin()
         loss_of(tokens[index]).backward()
         if case.device.type != "meta":
             optimizer.step()
@@ -220,11 +226,12 @@ def _prefill(case: Case, variant: Variant) -> Path:
     function = _compile(lambda ids: model(input_ids=ids, use_cache=False, logits_to_keep=1).logits, variant)
 
     def call(index: int) -> Tensor:
+        torch.compiler.cudagraph_mark_step_begin()
         with torch.no_grad():
             return function(tokens[index])
 
     def outputs() -> Outputs:
-        return {"logits": [call(index) for index in range(len(tokens))]}
+        return {"logits": [call(index).clone() for index in range(len(tokens))]}
 
     return Path(call=call, outputs=outputs, num_parameters=model.num_parameters())
 

@@ -31,6 +31,14 @@ def bench(
             "--compile/--no-compile", help="torch.compile, and CUDA graphs to decode; on where there is CUDA."
         ),
     ] = None,
+    graphs: Annotated[
+        bool,
+        typer.Option(
+            "--graphs",
+            help="Training steps and prefills as CUDA graphs too, as torch.compile's mode reduce-overhead makes them: "
+            "times without a wait for the host. CUDA only.",
+        ),
+    ] = False,
     runs: Annotated[int | None, typer.Option(help="Timed runs of each: 20 or more, fewer only with --quick.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A few runs, to see whether it works.")] = False,
     once: Annotated[
@@ -66,6 +74,7 @@ def bench(
             batches=chosen(batch),
             dtype=dtype,
             compile=compile,
+            graphs=graphs,
             runs=runs,
             quick=quick,
             once=once,

@@ -201,7 +201,9 @@ def answer(subject: Subject, task: EvaluationTask, batch: list[Unit], budget: in
 def add_cost(out: Path, subject: Subject, tokens: int, seconds: float, environment: dict[str, Any]) -> None:
     """Keep what was spent so far, also of a run that is interrupted."""
     path = out / COST
-    before = json.loads(path.read_text()) if path.exists() else {"seconds": 0.0, "tokens": 0, "peak_mib": None}
+    before: dict[str, Any] = {"seconds": 0.0, "tokens": 0, "peak_mib": None}
+    if path.exists():
+        before = json.loads(path.read_text())
     peak = before["peak_mib"]
     if subject.device.type == "cuda":
         peak = max(peak or 0.0, torch.cuda.max_memory_allocated(subject.device) / 2**20)
