@@ -1,4 +1,4 @@
-"""What a capture does where there is no GPU to capture on: errors, streams, and numbers brought to the device once."""
+"""What a capture does where there is no GPU to capture on: errors and streams."""
 
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from equitape import replay
-from equitape.replay import CaptureError, Constants, capture
+from equitape.replay import CaptureError, capture
 
 
 @pytest.fixture
@@ -88,53 +88,3 @@ def test_too_little_memory_is_no_matter_of_capturing(cuda, end_error):
     with pytest.raises(torch.OutOfMemoryError):
         capture(step, DEVICE)
     assert (cuda.stream, cuda.mode) == ("main", 0)
-
-
-class Made(torch.overrides.TorchFunctionMode):
-    """Notes the numbers that tensors are made of."""
-
-    def __init__(self):
-        super().__init__()
-        self.numbers = []
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        if function in (torch.tensor, torch.as_tensor):
-            self.numbers.append(args[0])
-        return function(*args, **(kwargs or {}))
-
-
-def test_numbers_are_made_tensors_once():
-    constants = Constants()
-
-    def step():
-        with constants:
-            return [
-                torch.tensor([0.1, 1e-30]),
-                torch.as_tensor(10000.0, dtype=torch.float64),
-                torch.as_tensor(10000.0),
-                torch.tensor(1),
-                torch.tensor(True),
-                torch.tensor([[1, 2], [3, 4]], device="cpu"),
-            ]
-
-    with Made() as made:
-        first = step()
-        assert len(made.numbers) == 6
-        first[0].zero_()
-        second = step()
-        # nothing new, and what was written to is not handed out again
-        assert len(made.numbers) == 6
-    assert [each.dtype for each in second] == [
-        torch.float32, torch.float64, torch.float32, torch.int64, torch.bool, torch.int64,
-    ]  # fmt: skip
-    assert torch.equal(second[0], torch.tensor([0.1, 1e-30]))
-    assert second[5].tolist() == [[1, 2], [3, 4]]
-
-
-def test_what_is_not_numbers_is_left_alone():
-    given = torch.ones(2)
-    with Constants() as constants:
-        assert torch.as_tensor(given) is given
-        assert torch.tensor(data=[1.0]).item() == 1
-        assert torch.tensor([given[0], given[1]]).tolist() == [1, 1]
-    assert not constants._made

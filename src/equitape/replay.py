@@ -1,6 +1,5 @@
 """A step captured as a CUDA graph: the host launches it whole, instead of one kernel after another."""
 
-import json
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 
 class CaptureError(RuntimeError):
@@ -73,28 +71,3 @@ def _without_waiting() -> Iterator[None]:
         yield
     finally:
         torch.cuda.set_sync_debug_mode(before)
-
-
-class Constants(TorchFunctionMode):
-    """Numbers in Python that a model makes tensors of are brought to the device once; later calls get copies.
-
-    A capture can bring nothing from the host. Run the step under it before, so that there is nothing left to bring.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._made: dict[Any, Tensor] = {}
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if function not in (torch.tensor, torch.as_tensor) or not args:
-            return function(*args, **kwargs)
-        try:
-            # exact for numbers and lists of them; anything else is refused
-            numbers = json.dumps(args[0])
-        except TypeError:
-            return function(*args, **kwargs)
-        key = (function, numbers, args[1:], tuple(sorted(kwargs.items())))
-        if key not in self._made:
-            self._made[key] = function(*args, **kwargs)
-        return self._made[key].clone()

@@ -63,7 +63,7 @@ class Lines:
 
 
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
-@pytest.mark.parametrize("case", ["rope", "tape", "tape-fourier", "alibi", "fire", "nope", "learned", "llama"])
+@pytest.mark.parametrize("case", ["rope", "tape", "alibi", "fire", "nope", "learned", "llama"])
 def test_captured_steps_write_what_plain_ones_write(case, lengths):
     who = subject(case)
     given = prompts(*lengths)
@@ -157,8 +157,13 @@ def test_a_step_that_waits_for_the_device_is_written_plainly():
     assert who.writing == "graph"
 
 
-def test_scaling_that_reads_the_length_is_written_plainly():
-    who = subject("llama", rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0})
+DYNAMIC = {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}}
+
+
+@pytest.mark.parametrize(("case", "changes"), [("llama", DYNAMIC), ("tape-fourier", {})])
+def test_what_needs_the_host_is_written_plainly(case, changes):
+    """Scaling that reads the length, and random features that are copied to the device."""
+    who = subject(case, **changes)
     given = prompts(50, 130)
     expected = write(who, "generate", given)
     with pytest.warns(UserWarning, match="cannot be captured"):

@@ -9,14 +9,13 @@ from .base import LayerEncoding, PositionalEncoding, ScoreMod, register_encoding
 from .positions import Positions
 
 
-def slopes(num_heads: int) -> list[float]:
-    """2^(-8 h / H) for H a power of two; otherwise those of the power below, filled up with every other one above."""
-
-    def geometric(count: int) -> list[float]:
-        return [2 ** (-8 * (head + 1) / count) for head in range(count)]
-
+def slopes(num_heads: int, device: torch.device) -> Tensor:
+    """[H]: 2^(-8 h / H) for H a power of two; else those of the power below, then every other one of that above."""
     below = 2 ** math.floor(math.log2(num_heads))
-    return geometric(below) + geometric(2 * below)[0::2][: num_heads - below]
+    head = torch.arange(num_heads, device=device, dtype=torch.float32)
+    # multiples of 2^-k all of them, so float32 holds the exponents exactly
+    exponent = torch.where(head < below, (head + 1) / below, (2 * (head - below) + 1) / (2 * below))
+    return torch.exp2(-8 * exponent)
 
 
 class ALiBiLayer(LayerEncoding):
@@ -50,7 +49,7 @@ class ALiBi(PositionalEncoding):
     adds_bias = True
 
     def begin(self, positions: Positions, dtype: torch.dtype) -> Tensor:
-        return torch.tensor(slopes(self.geometry.num_heads), device=positions.ids.device, dtype=torch.float32)
+        return slopes(self.geometry.num_heads, positions.ids.device)
 
     def layer(self, index: int) -> LayerEncoding:
         return ALiBiLayer()

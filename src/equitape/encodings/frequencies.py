@@ -100,7 +100,8 @@ def inverse_frequencies(
         trained = scaling.original_max_positions
         stretch = scaling.factor * span.to(dtype).clamp(min=trained) / trained - (scaling.factor - 1)
         return (theta * stretch[..., None] ** (head_dim / (head_dim - 2))) ** -exponent
-    plain = torch.as_tensor(theta, device=device, dtype=dtype) ** -exponent
+    # made where it is used: a number copied there would keep the host waiting, and no CUDA graph could hold the copy
+    plain = torch.full((), theta, device=device, dtype=dtype) ** -exponent
     if scaling.kind == "linear":
         return plain / scaling.factor
     if scaling.kind == "yarn":

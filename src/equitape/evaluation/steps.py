@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import Cache, StaticCache, StoppingCriteria
 from transformers.cache_utils import StaticLayer
 
-from ..replay import CaptureError, Constants, capture
+from ..replay import CaptureError, capture
 from ..tasks.perplexity import unwrap
 from .subject import Subject, Writing
 
@@ -156,13 +156,8 @@ class Answers:
 
 def write_in_steps(subject: Subject, rows: list[Tensor], answers: Answers, new_tokens: int, captured: bool) -> None:
     """Write until the answers are full or ended. captured: replay the step as a CUDA graph, where that can be."""
-    writer, constants = Writer(subject.model, rows, new_tokens), Constants()
-
-    def plain_step() -> Tensor:
-        with constants:
-            return writer.step()
-
-    step: Callable[[], Tensor] = plain_step
+    writer = Writer(subject.model, rows, new_tokens)
+    step: Callable[[], Tensor] = writer.step
     done, wanted = 0, min(PLAIN_STEPS, new_tokens)
     while True:
         for _ in range(wanted):
@@ -171,7 +166,7 @@ def write_in_steps(subject: Subject, rows: list[Tensor], answers: Answers, new_t
             return
         if captured and done == 0:
             try:
-                step = capture(plain_step, subject.device)
+                step = capture(writer.step, subject.device)
             except CaptureError as error:
                 # nothing was done, so these answers can go on as they began; others are left to generate
                 subject.writing = "generate"
