@@ -8,10 +8,11 @@ from small import llama, our_model, subject
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import BloomConfig, BloomForCausalLM, DynamicCache
+from writing import prompts, write
 
 from cases import CASES, randomise
 from equitape.evaluation import Subject, steps
-from equitape.evaluation.generate import FirstLine, write_tokens
+from equitape.evaluation.generate import write_tokens
 from equitape.evaluation.steps import FEWEST_TOKENS, Answers, Writer, choose_writing, reach, takes_steps
 from equitape.replay import CaptureError
 
@@ -22,30 +23,8 @@ MODELS = {
 LENGTHS = {"one length": (9, 9, 9), "several": (5, 13, 2, 9), "one prompt": (7,)}
 
 
-def prompts(*lengths):
-    generator = torch.Generator().manual_seed(1)
-    return [torch.randint(97, 123, (length,), generator=generator).tolist() for length in lengths]
-
-
 def rows_of(*lengths):
     return [torch.tensor(prompt) for prompt in prompts(*lengths)]
-
-
-def write(who, way, given, count, ends=(256,), newlines=None):
-    """newlines: tokens that end an answer as lines do."""
-    who.writing = way
-    stop = None if newlines is None else FirstLine(Lines(newlines), len(given))
-    return write_tokens(who, given, count, list(ends), stop)
-
-
-class Lines:
-    """Decodes some tokens to an end of line and all others to a letter."""
-
-    def __init__(self, newlines):
-        self.newlines = newlines
-
-    def decode(self, tokens):
-        return "".join("\n" if token in self.newlines else "a" for token in tokens)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -3,11 +3,13 @@
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
+from writing import prompts
+from writing import write as write_answers
 
 from cases import build, randomise
 from equitape.data.tokenizers import byte_tokenizer
 from equitape.evaluation import Subject
-from equitape.evaluation.generate import FirstLine, write_tokens
+from equitape.evaluation.generate import write_tokens
 from equitape.evaluation.steps import FEWEST_TOKENS, PLAIN_STEPS, takes_steps
 
 pytestmark = [
@@ -41,25 +43,8 @@ def subject(case, dtype=torch.float32, **changes):
     return Subject(model=model.cuda(), tokenizer=byte_tokenizer(), name=case)
 
 
-def prompts(*lengths):
-    generator = torch.Generator().manual_seed(1)
-    return [torch.randint(97, 123, (length,), generator=generator).tolist() for length in lengths]
-
-
-def write(who, way, given, count=COUNT, ends=(256,), line_ends=None):
-    who.writing = way
-    stop = None if line_ends is None else FirstLine(Lines(line_ends), len(given))
-    return write_tokens(who, given, count, list(ends), stop)
-
-
-class Lines:
-    """Decodes some tokens to an end of line and all others to a letter."""
-
-    def __init__(self, line_ends):
-        self.line_ends = line_ends
-
-    def decode(self, tokens):
-        return "".join("\n" if token in self.line_ends else "a" for token in tokens)
+def write(who, way, given, count=COUNT, **options):
+    return write_answers(who, way, given, count, **options)
 
 
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
@@ -102,8 +87,8 @@ def test_ends_and_lines(case):
         for options in (
             {"ends": ends},
             {"ends": ends[:1]},
-            {"line_ends": set(ends)},
-            {"line_ends": set(ends), "ends": ()},
+            {"newlines": set(ends)},
+            {"newlines": set(ends), "ends": ()},
         ):
             assert write(who, "graph", given, **options) == write(who, "generate", given, **options)
 
