@@ -18,7 +18,7 @@ import torch
 
 from equitape.evaluation import load_subject
 from equitape.evaluation.generate import write_tokens
-from equitape.evaluation.steps import PLAIN_STEPS, takes_steps
+from equitape.evaluation.steps import PLAIN_STEPS, choose_writing, takes_steps
 from equitape.training.environment import describe_environment
 
 TOKENS = {"graph": (16, 80), "generate": (1, 33), "uncached": (1, 3)}
@@ -42,8 +42,8 @@ def measure(subject, prompts, way):
     short, long = TOKENS[way]
     seconds_of(subject, prompts, short + 1)
     times = [[seconds_of(subject, prompts, count) for count in (short, long)] for _ in range(3)]
-    if way == "graph" and subject.writing != "graph":
-        raise SystemExit("The step could not be captured; the warning above says why.")
+    if way == "graph" and choose_writing(subject, [len(prompt) for prompt in prompts], long) != "graph":
+        raise SystemExit("This model's step cannot be captured; a warning above may say why.")
     beginning = statistics.median(first for first, _ in times)
     return beginning, statistics.median((second - first) / (long - short) for first, second in times)
 

@@ -1,5 +1,7 @@
 """What a capture does where there is no GPU to capture on: errors and streams."""
 
+import gc
+import weakref
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
@@ -88,3 +90,35 @@ def test_too_little_memory_is_no_matter_of_capturing(cuda, end_error):
     with pytest.raises(torch.OutOfMemoryError):
         capture(step, DEVICE)
     assert (cuda.stream, cuda.mode) == ("main", 0)
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError, RuntimeError])
+@pytest.mark.parametrize("ends", [True, False], ids=["ends", "does not end"])
+def test_what_failed_is_freed_with_its_error(cuda, error, ends):
+    """A batch is tried again with half of its prompts, which must not find the memory of the whole one taken."""
+    cuda.end_error = None if ends else RuntimeError("capture was invalidated")
+
+    class Cache:
+        pass
+
+    def fail():
+        cache = Cache()
+        held.append(weakref.ref(cache))
+
+        def step():
+            assert cache
+            raise error("failed")
+
+        try:
+            capture(step, DEVICE)
+        except (torch.OutOfMemoryError, CaptureError):
+            return True
+
+    held = []
+    gc.disable()
+    try:
+        assert fail()
+        cuda.end_error = None
+        assert held[0]() is None
+    finally:
+        gc.enable()

@@ -41,10 +41,10 @@ def capture(step: Callable[[], Tensor], device: torch.device) -> Replay:
             with torch.cuda.graph(graph, stream=_capture_stream(torch.cuda.current_device())), _without_waiting():
                 result = step()
         except RuntimeError as error:
-            for cause in (error, error.__context__):
-                if isinstance(cause, torch.OutOfMemoryError):
-                    raise cause from None
-            raise CaptureError(str(error).partition("\n")[0]) from error
+            # new errors: one kept here by name would hold itself, and with it the step and the memory of all it owns
+            if any(isinstance(each, torch.OutOfMemoryError) for each in (error, error.__context__)):
+                raise torch.OutOfMemoryError(str(error)) from None
+            raise CaptureError(str(error).partition("\n")[0]) from None
         finally:
             # a capture that fails to end leaves its own stream behind
             torch.cuda.set_stream(stream)

@@ -276,10 +276,13 @@ def test_rope_takes_its_second_turn_unless_told_not_to():
 def test_graphs_are_a_mode_of_the_compiler(monkeypatch):
     asked = []
     monkeypatch.setattr(torch, "compile", lambda function, **options: asked.append(options["mode"]) or function)
-    for graphs in (False, True):
-        variant = Variant(dtype=torch.float32, compiled=True, graphs=graphs)
-        build(make_case("prefill", encoding="rope"), variant)
-    assert asked == [None, "reduce-overhead"]
+    graphs = {}
+    for name in ("prefill", "train", "decode", "core"):
+        for wanted in (False, True):
+            variant = Variant(dtype=torch.float32, compiled=True, graphs=wanted)
+            graphs[name, wanted] = build(make_case(name, encoding="rope"), variant).graphs
+    assert [key for key, value in graphs.items() if value] == [("prefill", True), ("train", True)]
+    assert asked == [None, "reduce-overhead"] * 2 + [None, None] * 2
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="graphs can be had")

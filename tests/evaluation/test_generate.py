@@ -6,16 +6,12 @@ import pytest
 import torch
 from small import BYTES, llama, our_model, subject
 from transformers.utils import logging as transformers_logging
+from writing import prompts, write
 
 from cases import CASES
 from equitape.data.tokenizers import byte_tokenizer
 from equitape.evaluation import Unit
 from equitape.evaluation.generate import FirstLine, batches_of, decode, end_tokens, write_answers, write_tokens
-
-
-def prompts(*lengths):
-    generator = torch.Generator().manual_seed(1)
-    return [torch.randint(97, 123, (length,), generator=generator).tolist() for length in lengths]
 
 
 def alone(model, prompt, count):
@@ -193,3 +189,15 @@ def test_batches_by_length():
         [10],
     ]
     assert BYTES == 258
+
+
+def test_a_checkpoint_may_not_choose_words():
+    """Its own settings for generation would, on one way of writing and not on the other."""
+    who = subject(llama())
+    free = write(who, "generate", prompts(9, 9), 5)
+    own = who.model.generation_config
+    own.suppress_tokens = [row[0] for row in free]
+    own.begin_suppress_tokens = own.suppress_tokens
+    assert write(who, "generate", prompts(9, 9), 5) == free
+    assert write(who, "steps", prompts(9, 9), 5) == free
+    assert who.model.generation_config is own

@@ -4,10 +4,11 @@ import warnings
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from small import llama, our_model, subject
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import BloomConfig, BloomForCausalLM, DynamicCache
+from transformers import BloomConfig, BloomForCausalLM, DynamicCache, GPTJConfig, GPTJForCausalLM
 from writing import prompts, write
 
 from cases import CASES, randomise
@@ -361,3 +362,28 @@ def test_answers_are_padded_and_cut_as_generate_does():
     full = Answers(torch.zeros(1, 3, dtype=torch.long), 2, [], 9, None)
     assert not full.add(torch.tensor([[1, 2]]))
     assert full.tolist() == [[1, 2]]
+
+
+def test_reach_of_tables_that_are_no_embeddings():
+    """GPT-J works its waves out for the whole context, and fails beyond it, also where an answer has ended before."""
+    config = GPTJConfig(
+        vocab_size=258,
+        n_positions=64,
+        n_embd=32,
+        n_layer=1,
+        n_head=2,
+        rotary_dim=8,
+        bos_token_id=None,
+        eos_token_id=256,
+    )
+    who = subject(GPTJForCausalLM(config).eval())
+    assert reach(who) == 64
+    given = prompts(58, 58)
+    ends = [row[4] for row in write(who, "generate", given, 5)]
+    assert write(who, "steps", given, 16, ends) == write(who, "generate", given, 16, ends)
+
+
+def test_reach_does_not_count_words():
+    model = llama()
+    adapted = get_peft_model(model, LoraConfig(target_modules=["q_proj"], modules_to_save=["embed_tokens"]))
+    assert reach(subject(adapted)) == torch.inf

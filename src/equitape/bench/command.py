@@ -101,9 +101,10 @@ def _fill(row: Row, case: Case, settings: BenchSettings) -> None:
     variant = Variant(dtype=case.dtype, compiled=settings.compiled, graphs=settings.graphs)
     path, compared = checked_path(case, variant)
     row.params = path.num_parameters
-    row.note = ", ".join(part for part in ("CUDA graphs" if settings.graphs else "", path.note, compared) if part)
+    row.note = ", ".join(part for part in ("CUDA graphs" if path.graphs else "", path.note, compared) if part)
     timing = time_path(path, case, settings.num_runs, settings.warm_up)
-    row.ms_median, (row.ms_low, row.ms_high), row.peak_mib = timing.median, timing.spread, timing.peak_mib
+    row.ms_median, (row.ms_low, row.ms_high) = timing.median, timing.spread
+    row.peak_mib = None if path.graphs else timing.peak_mib
 
 
 def _first_line(error: Exception) -> str:

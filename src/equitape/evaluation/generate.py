@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import DynamicCache, GenerationConfig, StoppingCriteria, StoppingCriteriaList
 
+from ..tasks.perplexity import unwrap
 from .base import Unit
 from .steps import Answers, choose_writing, write_in_steps
 from .subject import Subject
@@ -83,13 +84,10 @@ def write_tokens(
         answers = Answers(tokens, max_new_tokens, ends, padding, stop)
         write_in_steps(subject, rows, answers, max_new_tokens, captured=writing == "graph")
         return answers.tolist()
-    # spelled out, or the checkpoint's own settings would fill in
     settings = GenerationConfig(
         max_new_tokens=max_new_tokens,
         do_sample=False,
         num_beams=1,
-        repetition_penalty=1.0,
-        no_repeat_ngram_size=0,
         use_cache=subject.uses_cache,
         eos_token_id=ends or None,
         pad_token_id=padding,
@@ -99,7 +97,7 @@ def write_tokens(
     past = {}
     if int(lengths.min()) < longest:
         past["past_key_values"] = read_prompts(subject.model, rows)
-    with without_reminder():
+    with without_reminder(), without_own_settings(subject.model):
         written = subject.model.generate(
             tokens,
             attention_mask=mask,
@@ -108,6 +106,18 @@ def write_tokens(
             **past,
         )
     return written[:, longest:].tolist()
+
+
+@contextmanager
+def without_own_settings(model: Any) -> Iterator[None]:
+    """Leave out a checkpoint's own settings for generation, which fill in whatever a call does not name."""
+    inner = unwrap(model)
+    own = inner.generation_config
+    inner.generation_config = GenerationConfig()
+    try:
+        yield
+    finally:
+        inner.generation_config = own
 
 
 @contextmanager

@@ -194,8 +194,14 @@ def choose_writing(subject: Subject, lengths: list[int], new_tokens: int) -> Wri
 def reach(subject: Subject) -> float:
     """Tokens for which a model surely has positions: a captured step, and one past the end of an answer, check none."""
     model = unwrap(subject.model)
-    tables = [module for module in model.modules() if isinstance(module, nn.Embedding)]
-    rows = [table.num_embeddings for table in tables if table is not model.get_input_embeddings()]
+    words = set(model.get_input_embeddings().modules())
+    rows = []
+    for module in model.modules():
+        if isinstance(module, nn.Embedding) and module not in words:
+            rows.append(module.num_embeddings)
+        # waves and masks that were worked out for the whole context
+        held = [*module.buffers(recurse=False), *(each for each in vars(module).values() if isinstance(each, Tensor))]
+        rows += [size for each in held if each.dim() > 1 for size in each.shape if size == subject.context]
     return min([*rows, subject.context or torch.inf]) if rows else torch.inf
 
 
@@ -208,11 +214,11 @@ def takes_steps(subject: Subject) -> bool:
         return False
     if model.config._attn_implementation not in MASKED:
         return False
-    if any(type(layer) is not StaticLayer for layer in StaticCache(config=model.config, max_cache_len=1).layers):
-        return False
     apart = subject.vocab_size // 8
     rows = [apart * torch.arange(1, length + 1, device=subject.device) for length in (6, 3)]
     try:
+        if any(type(layer) is not StaticLayer for layer in StaticCache(config=model.config, max_cache_len=1).layers):
+            return False
         writer = Writer(subject.model, rows, 2)
         found = torch.stack([writer.step(), writer.step()], dim=1)
         read = [torch.cat((row, new[:1])) for row, new in zip(rows, writer.written, strict=True)]

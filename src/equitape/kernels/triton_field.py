@@ -169,13 +169,13 @@ def strides(tensor: Tensor | None, axes: int) -> tuple[int, ...]:
 @triton.jit
 def by_head(tokens, HEADS: tl.constexpr, WIDTH: tl.constexpr):
     """Strides of sequences, heads and tokens of a contiguous [B, HEADS, tokens, WIDTH]."""
-    return HEADS * WIDTH * tokens, WIDTH * tokens, WIDTH
+    return HEADS * WIDTH * tl.cast(tokens, tl.int64), WIDTH * tokens, WIDTH
 
 
 @triton.jit
 def by_token(tokens, HEADS: tl.constexpr, WIDTH: tl.constexpr):
     """The same where the heads of a token lie side by side, as projections have them."""
-    return HEADS * WIDTH * tokens, WIDTH, HEADS * WIDTH
+    return HEADS * WIDTH * tl.cast(tokens, tl.int64), WIDTH, HEADS * WIDTH
 
 
 @triton.jit

@@ -84,7 +84,7 @@ def turn_gradient_kernel(
     key_gradient_strides = by_token(tokens, GROUPS, 2 * M)
     field_gradient_strides = by_head(tokens, GROUPS, 2 * M)
     token = tl.program_id(0).to(tl.int64) * T + tl.arange(0, T)
-    group = tl.program_id(1)
+    group = tl.program_id(1).to(tl.int64)
     sequence = tl.program_id(2).to(tl.int64)
     frequency = tl.arange(0, PADDED_M)
     exists = (token < tokens)[:, None] & (frequency < M)[None, :]
