@@ -112,7 +112,7 @@ def write_tokens(
 def without_own_settings(model: Any) -> Iterator[None]:
     """Leave out a checkpoint's own settings for generation, which fill in whatever a call does not name."""
     inner = unwrap(model)
-    own = inner.generation_config
+    own = getattr(inner, "generation_config", None)
     inner.generation_config = GenerationConfig()
     try:
         yield
