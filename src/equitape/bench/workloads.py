@@ -229,7 +229,10 @@ def _train(case: Case, variant: Variant) -> Path:
 
 def _prefill(case: Case, variant: Variant) -> Path:
     model, tokens = _model(case, variant)
-    logits_of = lambda ids: model(input_ids=ids, use_cache=False, logits_to_keep=1).logits  # noqa: E731
+
+    def logits_of(ids: Tensor) -> Tensor:
+        return model(input_ids=ids, use_cache=False, logits_to_keep=1).logits
+
     function = _compile(logits_of, variant, variant.graphs)
 
     def call(index: int) -> Tensor:
