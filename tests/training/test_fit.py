@@ -381,3 +381,9 @@ def test_progress_is_shown_on_a_terminal_only(tmp_path):
 def test_a_compiled_run_rounds_as_a_plain_one(tmp_path):
     # Trainer's own answer for compiled runs on a GPU is TF32
     assert training_arguments(settings(compile=True), tmp_path, 1).tf32 is False
+    # and so is accelerate's, which sets it when it is made
+    torch.backends.cuda.matmul.allow_tf32 = True
+    model, during = small_model(), []
+    model.register_forward_pre_hook(lambda *_: during.append(torch.backends.cuda.matmul.fp32_precision))
+    fit(model, numbered(), settings(steps=1), tmp_path, collate=partial(pad_right, pad_token_id=0))
+    assert during == ["ieee"]

@@ -145,6 +145,8 @@ def fit(
         train_dataset=FirstExamples(train_dataset, steps * settings.batch_size),
         data_collator=Collate(collate or torch.utils.data.default_collate, unmasked_length(model)),
     )
+    # accelerate, too, cuts float32 operands of compiled runs to 10 bits, and asks nobody
+    torch.backends.cuda.matmul.allow_tf32 = False
     trainer.remove_callback(PrinterCallback)
     meter = Meter(**checkpoints.read_progress(checkpoint)) if checkpoint else Meter()
     log_path = run_dir / LOG if processes.is_main_process else None
