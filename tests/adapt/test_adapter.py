@@ -250,6 +250,13 @@ def test_whole_models_reload(method, case, tmp_path):
     assert torch.equal(again.generate(TOKENS[:1], **wanted), model.generate(TOKENS[:1], **wanted))
 
 
+def test_a_whole_model_trains_with_all_of_its_attention(tmp_path):
+    model = adapt(make_source("llama"), "longlora", context=128)
+    model.save_pretrained(tmp_path)
+    assert model.config.shifted_group_size == 32
+    assert AutoModelForCausalLM.from_pretrained(tmp_path).config.shifted_group_size is None
+
+
 def test_model_cards(tmp_path):
     model = adapt(make_source("mistral"), "longlora", context=128, lora_rank=2)
     model.adaptation.training = {"data": "three books", "steps": 7, "settings": {"learning_rate": 0.001}}

@@ -17,7 +17,7 @@ from equitape.report import write_report
 from equitape.training import checkpoints, parallel
 from equitape.training import compare as comparison
 from equitape.training import run as single
-from equitape.training.compare import compare
+from equitape.training.compare import compare, explain
 from equitape.training.environment import join_environments
 from equitape.training.log import StepLog
 from equitape.training.plan import make_plan
@@ -309,3 +309,15 @@ def test_environments_of_several_runs_are_joined():
         "date": "2026-01-02, 2026-01-09",
         "side_by_side": "1, 2",
     }
+
+
+@pytest.mark.parametrize(
+    ("jobs", "advice"), [(1, "Try a larger train.accumulation"), (5, "fewer runs than 5 at a time")]
+)
+def test_running_out_of_memory_is_one_line_with_advice(jobs, advice):
+    told = explain(
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.00 GiB. " + "Process 449 has " * 30), jobs
+    )
+    assert advice in told
+    assert "train.gradient_checkpointing=true" in told
+    assert "Process 449" not in told

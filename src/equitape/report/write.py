@@ -83,7 +83,8 @@ def findings(summary: Summary) -> list[str]:
         told.append("No run was finished: there is nothing to compare yet.")
     fewest, most = min(summary.seed_counts), max(summary.seed_counts)
     each = f"{most} seed{'s' if most > 1 else ''} each" if fewest == most else f"{fewest} to {most} seeds"
-    told.append(f"{len(summary.groups)} encodings, {each}: {', '.join(map(str, summary.seeds))}.")
+    count = len(summary.groups)
+    told.append(f"{count} encoding{'s' if count > 1 else ''}, {each}: {', '.join(map(str, summary.seeds))}.")
     for run in summary.unfinished:
         if run["status"] != MISSING_RUN:
             told.append(f"{run['label']}, seed {run['seed']}: {run['status']}. {run.get('note') or ''}".strip())

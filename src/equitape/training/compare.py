@@ -126,13 +126,21 @@ def attempt(
         assert entry is not None
         return entry
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        reason = explain(error, jobs)
         write_text(folder / ERROR, f"{reason}\n\n{traceback.format_exc()}")
         return describe_failure(plan, label, seed, reason)
     finally:
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+
+
+def explain(error: Exception, jobs: int) -> str:
+    """Why a run failed, in a line."""
+    if isinstance(error, torch.OutOfMemoryError):
+        fewer = f"fewer runs than {jobs} at a time (--jobs), " if jobs > 1 else ""
+        return f"Out of memory. Try {fewer}a larger train.accumulation or train.gradient_checkpointing=true."
+    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def describe_failure(plan: Plan, label: str, seed: int, reason: str) -> dict[str, Any]:
