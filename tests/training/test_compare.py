@@ -153,6 +153,20 @@ def test_killed_while_scoring_trains_no_more(tmp_path, monkeypatch):
     assert not (tmp_path / "checkpoints").exists()
 
 
+def test_one_seed_of_everything_comes_first(tmp_path, monkeypatch):
+    made = []
+
+    def note(plan, label, seed, *_):
+        made.append((label, seed))
+        return comparison.describe_failure(plan, label, seed, "not tried")
+
+    monkeypatch.setattr(comparison, "attempt", note)
+    results = compare(plan(encodings=["rope", {"kind": "tape", "seeds": [4]}, "alibi"], seeds=[3, 1]), tmp_path)
+    assert made == [("rope", 3), ("tape", 4), ("alibi", 3), ("rope", 1), ("alibi", 1)]
+    order = [(run["label"], run["seed"]) for run in results["runs"]]
+    assert order == [("rope", 3), ("rope", 1), ("tape", 4), ("alibi", 3), ("alibi", 1)]
+
+
 def test_a_failing_encoding_costs_only_itself(tmp_path, monkeypatch):
     forward = EquitapeForCausalLM.forward
 

@@ -67,7 +67,9 @@ def compare(plan: Plan, out_dir: Path, *, jobs: int = 1, console: Console | None
     console = console or Console(quiet=True)
     check_directory(out_dir, plan.recipe)
     write_text(out_dir / run.RECIPE, to_yaml(plan.recipe))
-    runs = plan.runs
+    # one seed of everything before the second of anything: what is interrupted can be compared, and what one run has
+    # compiled serves those of other seeds
+    runs = sorted(plan.runs, key=lambda run: run[0].seeds.index(run[1]))
     waiting = [
         (choice.label, seed) for choice, seed in runs if finished(run_folder(out_dir, choice.label, seed)) is None
     ]
