@@ -104,7 +104,7 @@ def test_finished_runs_are_kept_and_others_added(finished, tmp_path, monkeypatch
     compare(plan(seeds=[0, 1], **changes), finished)
     assert made == []
     results = compare(plan(seeds=[1, 2], encodings=["rope", "nope"], **changes), finished)
-    assert made == [("rope", 2), ("nope", 1), ("nope", 2)]
+    assert made == [("nope", 1), ("rope", 2), ("nope", 2)]
     assert curves(results)["rope", 1] == before["rope", 1]
     # as it was, for the other tests
     assert curves(compare(plan(seeds=[0, 1], **changes), finished)) == before
