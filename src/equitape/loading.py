@@ -57,6 +57,24 @@ def check_model(name: str, base: str | None = None) -> None:
         )
 
 
+def is_local(name: str) -> bool:
+    """Whether this is a file or a folder; other names are of models on the Hugging Face Hub."""
+    return Path(name).expanduser().exists()
+
+
+def check_hub(name: str) -> None:
+    """Refuse the name of a model that is neither here nor on the Hugging Face Hub."""
+    from transformers import AutoConfig
+
+    try:
+        AutoConfig.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"There is no folder {name!r} here (relative ones start at {Path.cwd()}), and no model of that name can be "
+            f"fetched from the Hugging Face Hub ({_first_line(error)})."
+        ) from None
+
+
 def load_model(name: str, dtype: str, base: str | None = None, as_ours: bool = True) -> Any:
     """A model in evaluation mode: one of ours, an adapter on top of `base`, or a pretrained one of another class.
 

@@ -42,8 +42,14 @@ def _convert(value: Any, hint: Any, where: str) -> Any:
             return value
         if plain is tuple and isinstance(value, list):
             return tuple(value)
-    names = " or ".join(getattr(kind, "__name__", str(kind)) for kind in alternatives)
+    names = " or ".join(_describe(kind) for kind in alternatives)
     raise ValueError(f"{where} is {value!r}, a {type(value).__name__}; it must be {names}.")
+
+
+def _describe(kind: Any) -> str:
+    """What a value of a type looks like where it is written."""
+    plain = get_origin(kind) or kind
+    return "a list, as [1, 2]" if plain is tuple else getattr(plain, "__name__", str(plain))
 
 
 def describe_settings(cls: type[Settings]) -> dict[str, Any]:

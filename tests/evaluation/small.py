@@ -76,8 +76,9 @@ class Reader(torch.nn.Module):
     def get_input_embeddings(self):
         return self.embedding
 
-    def forward(self, input_ids, use_cache=False):
-        return SimpleNamespace(past_key_values=None)
+    def forward(self, input_ids, use_cache=False, past_key_values=None):
+        logits = torch.zeros(*input_ids.shape, self.embedding.num_embeddings)
+        return SimpleNamespace(past_key_values=None, logits=logits)
 
     def generate(self, tokens, attention_mask, generation_config, **kwargs):
         assert bool(attention_mask.all())

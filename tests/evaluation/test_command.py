@@ -161,6 +161,8 @@ def test_what_is_refused(ours, base, tmp_path):
         ([small, "--task", "passkey"], "it would make tokens that the model does not know"),
         ([tmp_path / "wide", "--task", "passkey"], "it is not the one the model was trained with"),
         ([tmp_path / "nothing", "--task", "passkey"], "There is no model at"),
+        (["runs/mistyped", "--task", "passkey"], "There is no folder 'runs/mistyped' here"),
+        ([ours, "--task", "passkey", "lengths=512"], "'lengths' is 512, a int; it must be a list, as [1, 2]"),
         ([ours, "--task", "passkey", "--base", base], "holds no adapter, so --base"),
         ([ours, "--task", "passkey", "--dtype", "float8"], "There is no dtype 'float8'"),
         ([ours, "--task", "passkey", "--device", "cuda:77"], "cannot be used"),

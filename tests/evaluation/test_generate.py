@@ -147,9 +147,19 @@ def test_the_first_line_ends_an_answer():
     done = [stop(torch.tensor([list(row[: n + 1].encode()) for row in rows]), None).tolist() for n in range(9)]
     assert [first for first, _ in done].index(True) == 4
     assert [second for _, second in done].index(True) == 4
-    assert decode(tokenizer, list(b" yes\nmore"), [256], True) == "yes"
-    assert decode(tokenizer, list(b"\n\nno\n"), [256], True) == "no"
-    assert decode(tokenizer, [*b"yes\n", 256, *b"more"], [256], False) == "yes\n"
+    assert decode(tokenizer, list(b" yes\nmore"), 9, [256], True) == ("yes", False)
+    assert decode(tokenizer, list(b"\n\nno\n"), 9, [256], True) == ("no", False)
+    assert decode(tokenizer, [*b"yes\n", 256, *b"more"], 9, [256], False) == ("yes\n", False)
+
+
+@pytest.mark.parametrize("one_line", [True, False])
+def test_answers_at_the_limit_are_stopped_unless_they_have_ended(one_line):
+    tokenizer = byte_tokenizer()
+    assert decode(tokenizer, list(b"yes"), 3, [256], one_line) == ("yes", True)
+    assert decode(tokenizer, [*b"ye", 256], 3, [256], one_line) == ("ye", False)
+    # other rows of the batch went on
+    assert decode(tokenizer, [*b"y", 256, 257], 3, [256], one_line) == ("y", False)
+    assert decode(tokenizer, list(b"ye\n"), 3, [256], one_line).stopped is not one_line
 
 
 def test_what_ends_answers():

@@ -99,6 +99,39 @@ def test_both_ways_give_the_same_number(make, tasks, tmp_path, monkeypatch):
         assert f"]({name})" in (tmp_path / "out/report.md").read_text()
 
 
+GENERATED = """
+task: numbers
+dataset_path: json
+dataset_kwargs: {data_files: {test: FILE}}
+output_type: generate_until
+test_split: test
+doc_to_text: "{{question}}"
+doc_to_target: "{{label}}"
+generation_kwargs: {until: ["!"], max_gen_toks: 5}
+metric_list: [{metric: exact_match}]
+"""
+
+
+def test_what_the_harness_cuts_is_counted(tasks, tmp_path):
+    rows = [{"question": "a" * size, "label": 0} for size in (10, 40, 60)]
+    (tasks / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tasks / "numbers.yaml").write_text(GENERATED.replace("FILE", str(tasks / "rows.jsonl")))
+
+    def notes(max_length):
+        options = {"include_path": str(tasks), "max_length": max_length, "batch_size": 2}
+        who = subject(llama(dtype=torch.float32, max_position_embeddings=128))
+        task = build_evaluation("lm-eval:colours,numbers", options)
+        return evaluate(who, task, tmp_path / f"out{max_length}")["notes"]
+
+    assert "No request was longer than 66 tokens with its answer; nothing was cut." in notes(66)
+    # " red", " green" and " blue" after 40 and 60 letters, the last of each not read; and 5 tokens to write
+    cut = sum(max(0, size + word - 1 - 42) for size in (40, 60) for word in (4, 6, 5)) + (40 - 37) + (60 - 37)
+    assert notes(42)[-1] == (
+        f"8 of 12 requests were longer than 42 tokens with their answer, and the harness cut their beginning: {cut} "
+        f"tokens in all."
+    )
+
+
 def test_rolling_likelihood_agrees_with_our_perplexity(tasks, tmp_path):
     """The harness reads windows that do not overlap, the end mark before the first: so can we."""
     model = llama(dtype=torch.float32, max_position_embeddings=32)

@@ -157,6 +157,44 @@ def test_a_length_that_the_model_refuses_is_told_and_not_fatal(texts, tmp_path):
     assert any("2 units could not be run" in note or "units could not be run" in note for note in report["notes"])
 
 
+@pytest.mark.parametrize("name", ["gpt2", "opt"])
+def test_a_table_of_transformers_is_not_left(name, texts, tmp_path):
+    """Its own models read beyond it, which on a GPU is the end of the run."""
+    sizes = {"vocab_size": 258, "bos_token_id": None, "eos_token_id": 256, "pad_token_id": 257}
+    if name == "gpt2":
+        model = GPT2LMHeadModel(GPT2Config(n_positions=20, n_embd=32, n_layer=1, n_head=2, **sizes))
+    else:
+        heads = {"hidden_size": 32, "ffn_dim": 32, "word_embed_proj_dim": 32, "num_attention_heads": 2}
+        model = OPTForCausalLM(OPTConfig(max_position_embeddings=20, num_hidden_layers=1, **heads, **sizes))
+    who = subject(model.eval())
+    options = {"data": str(texts), "lengths": [20, 21], "short": 8}
+    report = evaluate(who, build_evaluation("perplexity", options), tmp_path / "out")
+    assert "perplexity_20" in report["metrics"]
+    assert "perplexity_21" not in report["metrics"]
+    assert any("21 tokens are beyond the model's 20 positions" in note for note in report["notes"])
+    assert len(write_answers(who, [[1] * 16], 5)) == 1
+    with pytest.raises(ValueError, match="of 21 tokens are beyond the model's 20 positions"):
+        write_answers(who, [[1] * 16], 6)
+
+
+def test_only_tables_of_positions_end():
+    assert subject(llama()).table is None
+    # as many words as positions
+    assert subject(llama(max_position_embeddings=258)).table is None
+    # says so itself
+    assert subject(our_model("learned")).table is None
+
+
+@pytest.mark.parametrize(("context", "words"), [(16, "the longest inside"), (4, "the longest; all are beyond")])
+def test_where_the_headline_is(context, words, texts, tmp_path):
+    options = {"data": str(texts), "lengths": [16, 32], "short": 8}
+    who = subject(llama(max_position_embeddings=context))
+    report = evaluate(who, build_evaluation("perplexity", options), tmp_path / "out")
+    place = 16 if context == 16 else 32
+    assert f"The headline is at {place} tokens, {words} the model's context of {context}." in report["protocol"]
+    assert report["metrics"]["perplexity"] == report["metrics"][f"perplexity_{place}"]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -66,11 +66,11 @@ def test_missing_data_says_where_it_looked(files, tmp_path, monkeypatch):
         load_examples("qasper")
     for words in ("qasper.zip of the official data set 'tau/scrolls'", "data=PATH", "be downloaded"):
         assert words in str(error.value)
-    with pytest.raises(ValueError, match="holds nothing of it"):
+    with pytest.raises(ValueError, match="holds nothing of it. Name a file.*official data set is downloaded"):
         load_examples("qasper", str(files))
     with pytest.raises(ValueError, match="no split 'test' of it, only valid, train"):
         load_examples("contract_nli", str(files), "test")
-    with pytest.raises(ValueError, match="There is no file or folder"):
+    with pytest.raises(ValueError, match=r"missing: There is no file or folder.*official data set is downloaded"):
         load_examples("contract_nli", "nowhere")
     with pytest.raises(ValueError, match="There is no split 'dev'"):
         load_examples("contract_nli", str(files), "dev")
@@ -223,8 +223,6 @@ ANSWER = r"It is ([A-Z][a-z ]+) here"
 def test_answers_scores_and_what_was_cut(files, tmp_path):
     reader = Reader(ANSWER, r" \1\nand more", context=1300)
     task = build_evaluation("scrolls:contract_nli", {"data": str(files), "new_tokens": 20, "short": 64})
-    # a perplexity cannot be had of a reader: its documents are too short for it
-    task.options.__dict__["short"] = 10**6
     report = evaluate(subject(reader), task, tmp_path / "out")
     # documents of 1161, 1294, 1432, 1560 and 1693 letters with a question of 37
     assert report["metrics"]["score"] == report["metrics"]["exact_match"] == 100
@@ -237,7 +235,6 @@ def test_answers_scores_and_what_was_cut(files, tmp_path):
     assert sum(rows for rows, _ in reader.seen) == 10
     # the answer is in the beginning of every document
     blind = build_evaluation("scrolls:contract_nli", {"data": str(files), "new_tokens": 20, "cut": "start"})
-    blind.options.__dict__["short"] = 10**6
     report = evaluate(subject(Reader(ANSWER, r" \1\nand more", context=1300)), blind, tmp_path / "blind")
     assert report["metrics"]["score"] == 20
     assert (report["metrics"]["score_uncut"], report["metrics"]["score_cut"]) == (100, 0)
@@ -254,6 +251,62 @@ def test_a_real_model_with_short_context_beside(files, tmp_path):
     assert (
         "Short context is judged by the perplexity of the same documents in 64 windows of 32 tokens." in report["notes"]
     )
+
+
+def test_answers_that_are_stopped_are_counted(files, tmp_path):
+    """Only those that neither a line nor an end mark has ended."""
+    long = build_evaluation("scrolls:contract_nli", {"data": str(files), "new_tokens": 8, "samples": 5})
+    report = evaluate(subject(Reader(ANSWER, r" \1\nand more", context=1300)), long, tmp_path / "long")
+    # Entailment and Contradiction have more letters, and all have with the blank before
+    assert "5 of 5 answers had not ended after 8 new_tokens, and stop there." in report["notes"]
+    for reply, answers in ((r"\1\nand more", 0), (r"\1", 0), (r" \1.", 0)):
+        task = build_evaluation("scrolls:contract_nli", {"data": str(files), "new_tokens": 16, "samples": 5})
+        out = tmp_path / str(len(reply))
+        report = evaluate(subject(Reader(ANSWER, reply, context=1300)), task, out)
+        assert sum("had not ended" in note for note in report["notes"]) == answers
+
+
+def test_short_documents_still_tell_of_short_context(files, tmp_path):
+    who = subject(our_model(max_position_embeddings=4000))
+    task = build_evaluation("scrolls:contract_nli", {"data": str(files), "samples": 2, "new_tokens": 2, "short": 3000})
+    report = evaluate(who, task, tmp_path / "out")
+    assert report["short"]["perplexity_3000"] > 1
+    assert any("in 2 windows of 3000 tokens or fewer, as short as they are." in note for note in report["notes"])
+
+
+def test_data_may_move_but_not_change(files, tmp_path):
+    def run(folder):
+        task = build_evaluation("scrolls:contract_nli", {"data": str(folder), "new_tokens": 16, "samples": 2})
+        return evaluate(subject(Reader(ANSWER, context=1300)), task, tmp_path / "out", resume=True)
+
+    first = run(files)
+    moved = tmp_path / "elsewhere"
+    files.rename(moved)
+    again = run(moved)
+    assert again["metrics"] == first["metrics"]
+    write_lines(moved / "contract_nli.dev.jsonl", contract("valid", 4))
+    with pytest.raises(ValueError, match="begun with other settings: examples: data was"):
+        run(moved)
+
+
+def test_two_items_of_one_name(files):
+    write_lines(files / "copy.jsonl", contract("valid", 1))
+    task = build_evaluation("scrolls:contract_nli", {"data": str(files)})
+    with pytest.raises(ValueError, match=r"two items are called 'valid0_0' \(Line 1 of .*; Line 1 of .*copy.jsonl\)"):
+        task.prepare(subject(Reader(ANSWER, context=1300)))
+
+
+def test_what_is_too_long_costs_the_others_nothing(tmp_path):
+    """Prompts of many lengths are answered together; some are beyond a learned table."""
+    write_lines(tmp_path / "a.jsonl", contract("valid", 3, words=3))
+    task = build_evaluation("scrolls:contract_nli", {"data": str(tmp_path), "length": 900, "short": 32})
+    who = subject(our_model("learned", max_position_embeddings=200))
+    assert who.mixes_lengths
+    report = evaluate(who, task, tmp_path / "out")
+    # documents of 75, 213 and 340 letters, each with two questions and room for 16 tokens
+    assert report["metrics"]["prompts"] == 2
+    assert report["short"]["perplexity_32"] > 1
+    assert sum("2 units could not be run: Position id" in note for note in report["notes"]) == 2
 
 
 def test_rouge_is_scored_later_where_its_package_is(files, tmp_path, monkeypatch):
@@ -319,7 +372,6 @@ def test_pictures_of_scores(files, tmp_path):
 
     def run(name, cut):
         task = build_evaluation("scrolls:contract_nli", {"data": str(files), "new_tokens": 20, "cut": "end"})
-        task.options.__dict__["short"] = 10**6
         who = subject(Reader(ANSWER, r" \1\nand more", sight=cut, context=1300), name=name)
         return evaluate(who, task, tmp_path / name)
 

@@ -10,7 +10,7 @@ D width of a key or value.
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -51,9 +51,17 @@ def end_tokens(subject: Subject) -> list[int]:
     return list(dict.fromkeys(token for token in flat if token is not None))
 
 
+class Answer(NamedTuple):
+    """What a model wrote."""
+
+    text: str
+    stopped: bool
+    """Whether the limit of tokens came before any end."""
+
+
 def write_answers(
     subject: Subject, prompts: Sequence[Sequence[int]], max_new_tokens: int, one_line: bool = False
-) -> list[str]:
+) -> list[Answer]:
     """The likeliest continuation of every prompt, up to the end mark or `max_new_tokens`.
 
     one_line: stop at the end of the first line that is not blank, and return that line alone.
@@ -61,7 +69,7 @@ def write_answers(
     ends = end_tokens(subject)
     stop = FirstLine(subject.tokenizer, len(prompts)) if one_line else None
     written = write_tokens(subject, prompts, max_new_tokens, ends, stop)
-    return [decode(subject.tokenizer, answer, ends, one_line) for answer in written]
+    return [decode(subject.tokenizer, tokens, max_new_tokens, ends, one_line) for tokens in written]
 
 
 @torch.no_grad()
@@ -78,6 +86,8 @@ def write_tokens(
     if padding is None:
         padding = (ends or [0])[0]
     longest = max(len(row) for row in rows)
+    # the last token is written and never read
+    subject.check_table(longest + max_new_tokens - 1)
     tokens = torch.stack([pad(row, (longest - len(row), 0)) for row in rows])
     writing = choose_writing(subject, [len(row) for row in rows], max_new_tokens)
     if writing != "generate":
@@ -135,14 +145,17 @@ def without_reminder() -> Iterator[None]:
         logger.removeFilter(keep)
 
 
-def decode(tokenizer: Any, tokens: list[int], ends: list[int], one_line: bool) -> str:
+def decode(tokenizer: Any, tokens: list[int], max_new_tokens: int, ends: list[int], one_line: bool) -> Answer:
     """The text of an answer before what ended it."""
     for place, token in enumerate(tokens):
         if token in ends:
             tokens = tokens[:place]
             break
     text = tokenizer.decode(tokens, skip_special_tokens=True)
-    return text.lstrip().split("\n")[0] if one_line else text
+    if not one_line:
+        return Answer(text, len(tokens) >= max_new_tokens)
+    line, newline, _ = text.lstrip().partition("\n")
+    return Answer(line, len(tokens) >= max_new_tokens and not newline)
 
 
 def read_prompts(model: Any, rows: list[Tensor]) -> DynamicCache:

@@ -56,6 +56,7 @@ class Harness(EvaluationTask):
 
     def prepare(self, subject: Subject) -> list[Unit]:
         require_harness()
+        subject.check_table(self.options.max_length or 0)
         names = [name.strip() for name in self.part.split(",")]
         self.manager = find_tasks(names, self.options.include_path)
         known = set(self.manager.all_tasks)
@@ -85,6 +86,7 @@ class Harness(EvaluationTask):
                     "task": unit.key,
                     "results": {name: plain_results(values) for name, values in found["results"].items()},
                     "samples": {name: count["effective"] for name, count in found.get("n-samples", {}).items()},
+                    "cut": model.take_counts(),
                     "versions": {name: str(version) for name, version in found.get("versions", {}).items()},
                     "lm_eval": lm_eval.__version__,
                 }
@@ -114,10 +116,22 @@ class Harness(EvaluationTask):
             bars=bars_of({task: values for record in records for task, values in record["results"].items()}),
             notes=[
                 "The tasks of the harness are short-context tasks unless their names say otherwise.",
-                f"The harness cuts the beginning of requests longer than {self.options.max_length or 'the context'} "
-                f"{'tokens ' if self.options.max_length else ''}and counts none of them; its log warns.",
+                # records of earlier versions have none
+                describe_cuts([record["cut"] for record in records if "cut" in record]),
             ],
         )
+
+
+def describe_cuts(counts: list[dict[str, int]]) -> str:
+    """How much of the requests the harness has left out, as it does where they are too long."""
+    total = {name: sum(count[name] for count in counts) for name in ("requests", "cut_requests", "cut_tokens")}
+    limit = f"{counts[0]['max_length']} tokens" if counts else "the context"
+    if not total["cut_requests"]:
+        return f"No request was longer than {limit} with its answer; nothing was cut." if counts else "Cuts: not counted."
+    return (
+        f"{total['cut_requests']} of {total['requests']} requests were longer than {limit} with their answer, and the "
+        f"harness cut their beginning: {total['cut_tokens']} tokens in all."
+    )
 
 
 def bars_of(results: dict[str, dict[str, float]]) -> list[Bars]:
@@ -153,10 +167,43 @@ def plain_results(values: dict[str, Any]) -> dict[str, float]:
 
 
 def wrap(subject: Subject, batch_size: int | str, max_length: int | None) -> Any:
-    """The harness's own class for transformers models, around one that is loaded."""
+    """The harness's own class for transformers models, around one that is loaded; it counts what is cut."""
     from lm_eval.models.huggingface import HFLM
 
-    return HFLM(pretrained=subject.model, tokenizer=subject.tokenizer, batch_size=batch_size, max_length=max_length)
+    class CountingLM(HFLM):
+        """Requests, those that the harness cuts, and the tokens they lose."""
+
+        requests = cut_requests = cut_tokens = 0
+
+        def count(self, tokens: int, limit: int) -> None:
+            self.requests += 1
+            self.cut_requests += tokens > limit
+            self.cut_tokens += max(0, tokens - limit)
+
+        def take_counts(self) -> dict[str, int]:
+            """Since the last time."""
+            names = ("requests", "cut_requests", "cut_tokens")
+            counts = {name: getattr(self, name) for name in names}
+            self.requests = self.cut_requests = self.cut_tokens = 0
+            return {**counts, "max_length": self.max_length}
+
+        def _loglikelihood_tokens(self, requests: Any, *args: Any, **kwargs: Any) -> Any:
+            for _, context, continuation in requests:
+                # the last token is not read
+                self.count(len(context) + len(continuation) - 1, self.max_length)
+            return super()._loglikelihood_tokens(requests, *args, **kwargs)
+
+        def tok_batch_encode(self, strings: Any, *args: Any, **kwargs: Any) -> Any:
+            limit = kwargs.get("left_truncate_len")
+            if limit is not None:
+                _, mask = super().tok_batch_encode(strings)
+                for tokens in mask.sum(1).tolist():
+                    self.count(tokens, limit)
+            return super().tok_batch_encode(strings, *args, **kwargs)
+
+    return CountingLM(
+        pretrained=subject.model, tokenizer=subject.tokenizer, batch_size=batch_size, max_length=max_length
+    )
 
 
 def find_tasks(names: list[str], include_path: str | None) -> Any:

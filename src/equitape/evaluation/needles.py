@@ -111,7 +111,7 @@ class Needles(EvaluationTask):
             answers = write_answers(subject, [example.tokens for example in examples], tokens)
             advance(sum(unit.cost for unit in same))
             records += [
-                {**unit.content, "depth": example.depth, "references": example.references, "answer": answer}
+                {**unit.content, "depth": example.depth, "references": example.references, "answer": answer.text}
                 for unit, example, answer in zip(same, examples, answers, strict=True)
             ]
         order = {(unit.content["kind"], unit.content["sample"], unit.length): n for n, unit in enumerate(units)}

@@ -113,7 +113,7 @@ class Passkey(EvaluationTask):
         answers = write_answers(subject, [self.make(unit.content) for unit in units], self.answer_tokens)
         advance(sum(unit.cost for unit in units))
         return [
-            {**unit.content, "expected": str(self.draw_key(unit.content)), "answer": answer}
+            {**unit.content, "expected": str(self.draw_key(unit.content)), "answer": answer.text}
             for unit, answer in zip(units, answers, strict=True)
         ]
 

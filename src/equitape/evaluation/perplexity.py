@@ -138,6 +138,7 @@ class Perplexity(EvaluationTask):
         """One document at one length: sums, which add up over documents."""
         place = unit.content
         tokens, num_bytes = self.documents[place["data"]][place["document"]]
+        subject.check_table(unit.length)
         done = 0
 
         def progress(count: int, of: int) -> None:
@@ -176,7 +177,8 @@ class Perplexity(EvaluationTask):
             suffix = f"_{name}" if len(names) > 1 else ""
             totals = {length: total(records, name, length) for length in lengths}
             values = {length: math.exp(min(sums["loss"], 700.0)) for length, sums in totals.items()}
-            longest = split_by_context(lengths, context).get("inside", lengths)[-1]
+            inside = split_by_context(lengths, context).get("inside", [])
+            longest = (inside or lengths)[-1]
             # the headline: as much context as the model is meant for
             metrics[f"perplexity{suffix}"] = values[longest]
             metrics |= {f"perplexity{suffix}_{length}": value for length, value in values.items()}
@@ -218,14 +220,22 @@ class Perplexity(EvaluationTask):
                 f"Windows of the stated lengths {f'begin every {stride} tokens' if stride else 'do not overlap'}; "
                 f"predictions that count: {rule}."
                 + (f" At most {self.options.windows} windows of a document." if self.options.windows else ""),
-                f"The headline is at {longest} tokens"
-                + (f", the longest inside the model's context of {context}." if context else "."),
+                f"The headline is at {longest} tokens{describe_headline(context, bool(inside))}.",
             ],
             metrics=metrics,
             short=short,
             notes=notes,
             curves=curves,
         )
+
+
+def describe_headline(context: int | None, inside: bool) -> str:
+    """Why it is at that length."""
+    if context is None:
+        return ""
+    if inside:
+        return f", the longest inside the model's context of {context}"
+    return f", the longest; all are beyond the model's context of {context}"
 
 
 def name_sources(given: tuple[str, ...]) -> dict[str, str]:

@@ -32,7 +32,7 @@ from .write import write_report
 SETTINGS, RESULTS, REPORT = "settings.json", "results.jsonl", "report.json"
 COST = "cost.json"
 FORMAT = 1
-UNIMPORTANT = (("model", "name"), ("options", "data"))
+UNIMPORTANT = (("model", "name"), ("options", "data"), ("options", "filler"), ("examples", "source"))
 """Names; where data lies does not matter, its digest among the examples does."""
 
 
@@ -194,6 +194,15 @@ def answer(subject: Subject, task: EvaluationTask, batch: list[Unit], budget: in
     try:
         return task.answer(subject, batch, budget, advance)
     except ValueError as error:
+        alike = [[unit for unit in batch if unit.length == length] for length in {unit.length for unit in batch}]
+        if len(alike) > 1:
+            # what is too long must not cost the others their answers
+            apart = {
+                unit.key: record
+                for same in alike
+                for unit, record in zip(same, answer(subject, task, same, budget, advance), strict=True)
+            }
+            return [apart[unit.key] for unit in batch]
         advance(sum(unit.cost for unit in batch))
         return [{"error": str(error)}] * len(batch)
 

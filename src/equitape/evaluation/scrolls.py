@@ -70,6 +70,7 @@ class Scrolls(EvaluationTask):
     def prepare(self, subject: Subject) -> list[Unit]:
         options = self.options
         self.examples = load_examples(self.part, options.data, options.split)
+        check_names(self.examples.items)
         self.new_tokens = options.new_tokens or DATASETS[self.part].new_tokens
         self.length = options.length or subject.context
         if self.length is None:
@@ -83,9 +84,11 @@ class Scrolls(EvaluationTask):
             content = {"item": item, "prompt": prompt}
             units.append(Unit(key=item.id, length=len(prompt.tokens) + self.new_tokens, content=content))
         documents = [writer.document(text) for text in dict.fromkeys(item.document for item in items)]
-        documents = [tokens for tokens in documents if len(tokens) > options.short]
-        if documents:
-            units.append(Unit(key=SHORT_KEY, length=options.short, rows=SHORT_WINDOWS, content=documents))
+        # whole windows where there are any; documents that are short themselves are read as they are
+        long = [tokens for tokens in documents if len(tokens) > options.short]
+        judged = long or [tokens for tokens in documents if len(tokens) > 1]
+        if judged:
+            units.append(Unit(key=SHORT_KEY, length=options.short, rows=SHORT_WINDOWS, content=judged))
         return units
 
     def check_room(self, writer: PromptWriter, items: list[Item]) -> None:
@@ -117,13 +120,21 @@ class Scrolls(EvaluationTask):
                     "document_tokens": prompt.document_tokens,
                     "cut_tokens": prompt.cut_tokens,
                     "references": list(unit.content["item"].answers),
-                    "answer": answer.strip(),
+                    "answer": answer.text.strip(),
+                    "answer_stopped": answer.stopped,
                 }
         for unit in units:
             if unit.key == SHORT_KEY:
+                subject.check_table(unit.length)
                 documents = [torch.tensor(tokens) for tokens in unit.content]
-                found = perplexity(subject.model, documents, unit.length, max_windows=SHORT_WINDOWS)
-                records[unit.key] = {"perplexity": found.perplexity, "windows": found.windows}
+                found = perplexity(
+                    subject.model, documents, unit.length, keep_short=True, max_windows=SHORT_WINDOWS
+                )
+                records[unit.key] = {
+                    "perplexity": found.perplexity,
+                    "windows": found.windows,
+                    "whole": len(unit.content[0]) > unit.length,
+                }
         advance(sum(unit.cost for unit in units))
         return [records[unit.key] for unit in units]
 
@@ -141,6 +152,11 @@ class Scrolls(EvaluationTask):
             if cut
             else f"No prompt was longer than {examples['length']} tokens; nothing was cut."
         ]
+        # records of earlier versions do not say it
+        stopped = sum(record.get("answer_stopped", False) for record in asked)
+        if stopped:
+            limit = self.options.new_tokens or DATASETS[self.part].new_tokens
+            notes.append(f"{stopped} of {len(asked)} answers had not ended after {limit} new_tokens, and stop there.")
         if cut and len(cut) < len(asked):
             whole = score_answers(self.part, [record for record in asked if not record["cut_tokens"]])
             scores["score_uncut"] = whole["score"]
@@ -151,7 +167,7 @@ class Scrolls(EvaluationTask):
         if judged:
             notes.append(
                 f"Short context is judged by the perplexity of the same documents in {judged['windows']} windows of "
-                f"{self.options.short} tokens."
+                f"{self.options.short} tokens{'' if judged.get('whole', True) else ' or fewer, as short as they are'}."
             )
         metric = DATASETS[self.part].metric
         return Report(
@@ -169,6 +185,18 @@ class Scrolls(EvaluationTask):
             notes=notes,
             bars=bars,
         )
+
+
+def check_names(items: list[Item]) -> None:
+    """Refuse two items of one name: what is written of one would stand for both."""
+    places: dict[str, str] = {SHORT_KEY: "a name that is taken"}
+    for item in items:
+        if item.id in places:
+            raise ValueError(
+                f"Task 'scrolls': two items are called {item.id!r} ({places[item.id]}; {item.place}); give each a name "
+                f"of its own, or name one file by data=PATH where a set lies there twice."
+            )
+        places[item.id] = item.place
 
 
 def score_answers(dataset: str, records: list[Record]) -> dict[str, float]:

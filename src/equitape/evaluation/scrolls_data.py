@@ -25,6 +25,11 @@ version 4 does not run any more, is not needed to read them."""
 PLACES = ("data/scrolls", "data/scrolls.tar.xz")
 """Where files are looked for, from the working directory and from $EQUITAPE_DATA."""
 SPLITS = {"valid": ("valid", "validation", "val", "dev"), "test": ("test",), "train": ("train",)}
+OTHERWISE = (
+    "Name a file, folder or archive of .jsonl files that has it, or none: then the official data set is downloaded, "
+    "where there is a network."
+)
+"""How to get data that is not where it was said to be."""
 ASKED = ("qasper", "contract_nli", "narrative_qa", "quality", "qmsum")
 """Sets whose official inputs begin with the question and a blank line."""
 
@@ -61,6 +66,10 @@ def load_examples(dataset: str, source: str | None = None, split: str | None = N
     if split is not None and split not in SPLITS:
         raise ValueError(f"There is no split {split!r} of SCROLLS; use {', '.join(SPLITS)}.")
     if source is not None:
+        try:
+            find_files(source)
+        except ValueError as error:
+            raise ValueError(f"The data of scrolls:{dataset} is missing: {error} {OTHERWISE}") from None
         return choose_split(dataset, source, read_local(dataset, source), split)
     looked = [str(place) for place in usual_places()]
     for place in usual_places():
@@ -91,7 +100,7 @@ def choose_split(dataset: str, source: str, found: dict[str, list[Item]], split:
     wanted = split or next(iter(there), None)
     if wanted not in there:
         missing = f"no split {wanted!r} of it, only {', '.join(there)}" if there else "nothing of it"
-        raise ValueError(f"The data of scrolls:{dataset} is missing: {source!r} holds {missing}.")
+        raise ValueError(f"The data of scrolls:{dataset} is missing: {source!r} holds {missing}. {OTHERWISE}")
     assert wanted is not None
     items = found[wanted]
     for item in items:

@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch import nn
 from transformers.cache_utils import DynamicLayer
 
 from ..adapt.vocabulary import check_vocabulary
 from ..adapt.weights import digest_of
-from ..loading import check_model, choose_device, load_model, load_tokenizer_of
+from ..loading import check_hub, check_model, choose_device, is_local, load_model, load_tokenizer_of
 from ..model import EquitapeConfig
 from ..tasks.perplexity import unwrap
 
@@ -38,6 +39,8 @@ class Subject:
     """Whether caches of prompts of different lengths can be joined, so that these are answered together."""
     cache_bytes: int = field(init=False)
     """Of one token in the cache."""
+    table: int | None = field(init=False)
+    """Positions of a learned table in a model of transformers' own, which does not check them; None: it has none."""
 
     def __post_init__(self) -> None:
         check_vocabulary(self.tokenizer, self.vocab_size)
@@ -47,6 +50,12 @@ class Subject:
         self.mixes_lengths = bool(plain) and all(plain)
         held = [(layer.keys, layer.values) for layer in cache.layers] if self.mixes_lengths else []
         self.cache_bytes = sum(part.nbytes // part.shape[2] for pair in held for part in pair)
+        self.table = find_table(unwrap(self.model), self.context)
+
+    def check_table(self, tokens: int) -> None:
+        """Refuse what is beyond a learned table: on a GPU, reading it there would end everything, not this alone."""
+        if self.table is not None and tokens > self.table:
+            raise ValueError(f"Input and answer of {tokens} tokens are beyond the model's {self.table} positions.")
 
     @property
     def device(self) -> torch.device:
@@ -94,6 +103,17 @@ class Subject:
         }
 
 
+def find_table(model: Any, context: int | None) -> int | None:
+    """Positions in a learned table, as GPT-2 and OPT have it; models of ours look after theirs themselves."""
+    if isinstance(model.config, EquitapeConfig):
+        return None
+    words = set(model.get_input_embeddings().modules())
+    tables = [module for module in model.modules() if isinstance(module, nn.Embedding) and module not in words]
+    # some begin behind a few rows that stand for no position
+    rows = [table.num_embeddings - getattr(table, "offset", 0) for table in tables]
+    return context if context in rows else None
+
+
 @torch.no_grad()
 def probe_cache(model: Any) -> Any:
     """The cache a model makes of two tokens, or None where it makes none."""
@@ -120,6 +140,9 @@ def load_subject(
     """
     place = choose_device(device)
     check_model(name, base)
+    if not is_local(name):
+        # or else a mistyped folder would be told as a tokenizer that is missing
+        check_hub(name)
     # the small thing first: a missing tokenizer is told before minutes of loading
     words = load_tokenizer_of(name, base, tokenizer)
     model = load_model(name, dtype, base, as_ours=False)

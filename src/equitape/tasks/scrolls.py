@@ -195,8 +195,8 @@ class Scrolls(Task):
             written = write_answers(
                 subject, [prompts[unit.content].tokens for unit in batch], self.answer_tokens, one_line
             )
-            for unit, text in zip(batch, written, strict=True):
-                answers[unit.content] = text.strip()
+            for unit, answer in zip(batch, written, strict=True):
+                answers[unit.content] = answer.text.strip()
         records = [
             {"answer": answer, "references": list(item.answers)} for answer, item in zip(answers, items, strict=True)
         ]
