@@ -124,8 +124,8 @@ def test_what_the_harness_cuts_is_counted(tasks, tmp_path):
         return evaluate(who, task, tmp_path / f"out{max_length}")["notes"]
 
     assert "No request was longer than 66 tokens with its answer; nothing was cut." in notes(66)
-    # " red", " green" and " blue" after 40 and 60 letters, the last of each not read; and 5 tokens to write
-    cut = sum(max(0, size + word - 1 - 42) for size in (40, 60) for word in (4, 6, 5)) + (40 - 37) + (60 - 37)
+    # "  red", "  green" and "  blue" after 40 and 60 letters, the last of each not read; and 5 tokens to write
+    cut = sum(max(0, size + word - 1 - 42) for size in (40, 60) for word in (5, 7, 6)) + (40 - 37) + (60 - 37)
     assert notes(42)[-1] == (
         f"8 of 12 requests were longer than 42 tokens with their answer, and the harness cut their beginning: {cut} "
         f"tokens in all."

@@ -5,8 +5,10 @@ import math
 import pytest
 import torch
 from small import llama, our_model, subject
+from transformers import GPT2Config, GPT2LMHeadModel, OPTConfig, OPTForCausalLM
 
 from equitape.evaluation import build_evaluation, evaluate
+from equitape.evaluation.generate import write_answers
 from equitape.evaluation.perplexity import name_sources
 
 

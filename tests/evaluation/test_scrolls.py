@@ -66,7 +66,7 @@ def test_missing_data_says_where_it_looked(files, tmp_path, monkeypatch):
         load_examples("qasper")
     for words in ("qasper.zip of the official data set 'tau/scrolls'", "data=PATH", "be downloaded"):
         assert words in str(error.value)
-    with pytest.raises(ValueError, match="holds nothing of it. Name a file.*official data set is downloaded"):
+    with pytest.raises(ValueError, match=r"holds nothing of it\. Name a file.*official data set is downloaded"):
         load_examples("qasper", str(files))
     with pytest.raises(ValueError, match="no split 'test' of it, only valid, train"):
         load_examples("contract_nli", str(files), "test")

@@ -19,6 +19,7 @@ from .base import Advance, Bars, EvaluationTask, Record, Report, Unit
 from .subject import Subject, load_subject
 
 MODEL_NAME = "equitape"
+COUNTED = ("requests", "cut_requests", "cut_tokens")
 COUNTS = ("sample_len", "sample_count")
 
 
@@ -116,22 +117,24 @@ class Harness(EvaluationTask):
             bars=bars_of({task: values for record in records for task, values in record["results"].items()}),
             notes=[
                 "The tasks of the harness are short-context tasks unless their names say otherwise.",
-                # records of earlier versions have none
-                describe_cuts([record["cut"] for record in records if "cut" in record]),
+                # records of earlier versions do not say it
+                *describe_cuts([record["cut"] for record in records if "cut" in record]),
             ],
         )
 
 
-def describe_cuts(counts: list[dict[str, int]]) -> str:
+def describe_cuts(counts: list[dict[str, int]]) -> list[str]:
     """How much of the requests the harness has left out, as it does where they are too long."""
-    total = {name: sum(count[name] for count in counts) for name in ("requests", "cut_requests", "cut_tokens")}
-    limit = f"{counts[0]['max_length']} tokens" if counts else "the context"
-    if not total["cut_requests"]:
-        return f"No request was longer than {limit} with its answer; nothing was cut." if counts else "Cuts: not counted."
-    return (
-        f"{total['cut_requests']} of {total['requests']} requests were longer than {limit} with their answer, and the "
-        f"harness cut their beginning: {total['cut_tokens']} tokens in all."
-    )
+    if not counts:
+        return []
+    requests, cut, tokens = (sum(count[name] for count in counts) for name in COUNTED)
+    limit = f"{counts[0]['max_length']} tokens with"
+    if not cut:
+        return [f"No request was longer than {limit} its answer; nothing was cut."]
+    return [
+        f"{cut} of {requests} requests were longer than {limit} their answer, and the harness cut their beginning: "
+        f"{tokens} tokens in all."
+    ]
 
 
 def bars_of(results: dict[str, dict[str, float]]) -> list[Bars]:
@@ -182,8 +185,7 @@ def wrap(subject: Subject, batch_size: int | str, max_length: int | None) -> Any
 
         def take_counts(self) -> dict[str, int]:
             """Since the last time."""
-            names = ("requests", "cut_requests", "cut_tokens")
-            counts = {name: getattr(self, name) for name in names}
+            counts = {name: getattr(self, name) for name in COUNTED}
             self.requests = self.cut_requests = self.cut_tokens = 0
             return {**counts, "max_length": self.max_length}
 

@@ -127,9 +127,7 @@ class Scrolls(EvaluationTask):
             if unit.key == SHORT_KEY:
                 subject.check_table(unit.length)
                 documents = [torch.tensor(tokens) for tokens in unit.content]
-                found = perplexity(
-                    subject.model, documents, unit.length, keep_short=True, max_windows=SHORT_WINDOWS
-                )
+                found = perplexity(subject.model, documents, unit.length, keep_short=True, max_windows=SHORT_WINDOWS)
                 records[unit.key] = {
                     "perplexity": found.perplexity,
                     "windows": found.windows,
