@@ -174,7 +174,7 @@ WRONG = {
         [],
         "More than one encoding is called 'a-b'",
     ),
-    "seeds": ({}, ["seeds=3"], "tuple"),
+    "seeds": ({}, ["seeds=3"], "it must be a list, as [1, 2]"),
     "same seed twice": ({}, ["seeds=[1, 1]"], "names a seed twice"),
     "seeds of one": ({"encodings": [{"kind": "tape", "seeds": []}]}, [], "is no list of seeds"),
     "claims": ({"claims": {"rope": 3}}, [], "claims: 'rope' must hold metrics and their numbers"),
