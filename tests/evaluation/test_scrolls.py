@@ -57,6 +57,13 @@ def test_the_usual_places(files, tmp_path, monkeypatch):
     assert load_examples("contract_nli").source == "data/scrolls"
 
 
+def test_a_set_that_scrolls_does_not_have_is_not_looked_for_there(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("equitape.evaluation.scrolls_data.read_official", lambda *_: pytest.fail("asked for"))
+    with pytest.raises(ValueError, match=r"SCROLLS does not have it. Get it from github.com/nyu-mll/SQuALITY"):
+        load_examples("squality")
+
+
 def test_missing_data_says_where_it_looked(files, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("EQUITAPE_DATA", raising=False)

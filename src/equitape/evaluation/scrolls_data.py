@@ -30,6 +30,8 @@ OTHERWISE = (
     "where there is a network."
 )
 """How to get data that is not where it was said to be."""
+ELSEWHERE = {"squality": "github.com/nyu-mll/SQuALITY"}
+"""Sets that the official data set does not have, and where they are published."""
 ASKED = ("qasper", "contract_nli", "narrative_qa", "quality", "qmsum")
 """Sets whose official inputs begin with the question and a blank line."""
 
@@ -77,6 +79,11 @@ def load_examples(dataset: str, source: str | None = None, split: str | None = N
             found = read_local(dataset, str(place))
             if any(found.values()):
                 return choose_split(dataset, str(place), found, split)
+    if dataset in ELSEWHERE:
+        raise ValueError(
+            f"The data of scrolls:{dataset} is missing. Looked for .jsonl files of it in {', '.join(looked)}; SCROLLS "
+            f"does not have it. Get it from {ELSEWHERE[dataset]} and name a file, folder or archive by data=PATH."
+        )
     try:
         return choose_split(dataset, f"hf:{OFFICIAL}/{dataset}.zip", read_official(dataset, split), split)
     except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
