@@ -82,6 +82,7 @@ def load_model(name: str, dtype: str, base: str | None = None, as_ours: bool = T
     what they are, and may be any causal language model of transformers.
     """
     import transformers
+    from safetensors import SafetensorError
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from .adapt import adapt, load_adapter
@@ -104,11 +105,11 @@ def load_model(name: str, dtype: str, base: str | None = None, as_ours: bool = T
         ours = config.model_type == "equitape"
         if as_ours and not ours:
             return adapt(folder, "full", dtype=wanted).eval()
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise ValueError(f"The model {name!r} cannot be read ({_first_line(error)}).") from error
     try:
         return AutoModelForCausalLM.from_pretrained(folder, dtype=wanted).eval()
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         if ours and isinstance(error, ValueError):
             raise
         # transformers goes on to list all its architectures

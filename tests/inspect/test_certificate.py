@@ -2,7 +2,18 @@
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    BertConfig,
+    BertLMHeadModel,
+    BloomConfig,
+    BloomForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
+)
 
 from cases import CASES, build
 from equitape.inspect import certify
@@ -125,6 +136,59 @@ def test_models_of_other_classes():
     assert (found["shift"], found["rotation"]) == ("not promised", "does not apply")
     assert (found["causality"], found["cache"], found["padding"]) == ("pass", "pass", "pass")
     assert certificate.encoding == "unknown"
+
+
+def test_classes_that_refuse_ids_in_their_own_way():
+    sizes = {"vocab_size": 41, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}
+    found = {}
+    for is_decoder in (True, False):
+        config = BertConfig(**sizes, num_hidden_layers=2, max_position_embeddings=64, is_decoder=is_decoder)
+        torch.manual_seed(0)
+        certificate = certify(BertLMHeadModel(config).double().eval(), 12)
+        found[is_decoder] = verdicts(certificate)
+        # a RuntimeError of PyTorch's
+        assert "Ids from 1,000 on are refused" in certificate.checks[0].note
+    assert (found[True]["causality"], found[True]["cache"], found[True]["padding"]) == ("pass", "pass", "pass")
+    assert found[False]["causality"] == "fail"
+
+
+def test_classes_without_a_key_value_cache():
+    """The cache would be swallowed as an unknown argument, and every token read as the first one."""
+    config = MambaConfig(vocab_size=41, hidden_size=16, state_size=4, num_hidden_layers=2, pad_token_id=0)
+    certificate = certify(MambaForCausalLM(config).double().eval(), 12)
+    assert certificate.passed
+    cache = next(check for check in certificate.checks if check.name == "cache")
+    assert (cache.verdict, cache.note) == ("does not apply", "This class of model takes no key-value cache.")
+
+
+def test_classes_that_are_not_made_for_float64():
+    config = BloomConfig(vocab_size=41, hidden_size=32, n_layer=2, n_head=4, pad_token_id=0)
+    model = BloomForCausalLM(config).eval()
+    padding = certify(model.double(), 12).checks[-1]
+    if padding.verdict == "fail":
+        assert "do better in float32" in padding.note
+    assert certify(model.float(), 12).passed
+
+
+def stopped(model):
+    """A model that cannot run at all, in the way of PyTorch."""
+
+    def stop(*inputs):
+        raise RuntimeError("no kernel for Double\nand more")
+
+    model.base_model.layers[0].register_forward_pre_hook(stop)
+    return model.double().eval()
+
+
+def test_models_that_do_not_run_are_told_from_broken_ones():
+    config = LlamaConfig(
+        vocab_size=41, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4
+    )
+    with pytest.raises(ValueError, match=r"does not run in float64 \(no kernel for Double\); try another dtype\.$"):
+        certify(stopped(LlamaForCausalLM(config)), 12)
+    # in a model of ours that is a fault to be seen in full
+    with pytest.raises(RuntimeError, match="no kernel"):
+        certify(stopped(build("rope")), 12)
 
 
 @pytest.mark.parametrize("rows", [2, 3, 6, 9, 16, 17, 20])

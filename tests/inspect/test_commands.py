@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import pytest
 import torch
@@ -141,6 +142,51 @@ def test_inspect_refuses_in_one_sentence(folder, tmp_path, arguments, message):
     assert result.exit_code == 2
     assert message in flat(result)
     assert not (tmp_path / "out").exists()
+
+
+def test_inspect_refuses_a_file_for_a_folder_before_it_loads(tmp_path):
+    (tmp_path / "file").write_text("kept")
+    for out in ("file", "file/within"):
+        result = run("inspect", tmp_path / "no-model", "--ids", "1 2 3", "--out", tmp_path / out)
+        assert result.exit_code == 2
+        assert "is a file; give a folder." in flat(result)
+    assert (tmp_path / "file").read_text() == "kept"
+
+
+def test_inspect_tells_what_another_model_has_no_word_for(folder, tmp_path):
+    build("rope", dtype=torch.float32, vocab_size=20).save_pretrained(tmp_path / "other")
+    out = tmp_path / "out"
+    result = run("inspect", folder, "--ids", "3 1 30", "--out", out, "--also", f"other={tmp_path / 'other'}")
+    assert result.exit_code == 0, result.output
+    told = "other: Token 256 is not in its vocabulary of 20."
+    assert told in flat(result)
+    assert told in (out / "inspect.html").read_text()
+    # a name that is wrong is told before any work is done
+    result = run("inspect", folder, "--ids", "3 1 30", "--out", tmp_path / "new", "--also", "other=/nowhere/at/all")
+    assert result.exit_code == 2
+    assert "There is no model at '/nowhere/at/all'" in flat(result)
+
+
+def test_inspect_refuses_what_are_no_numbers(folder, tmp_path):
+    model = EquitapeForCausalLM.from_pretrained(folder / "model")
+    with torch.no_grad():
+        model.model.layers[0].mlp.up_proj.weight[0, 0] = torch.nan
+    model.save_pretrained(tmp_path / "broken")
+    result = run("inspect", tmp_path / "broken", "--ids", "3 1 4 1", "--out", tmp_path / "out")
+    assert result.exit_code == 2
+    assert "The attention of layer 2 holds values that are not numbers" in flat(result)
+    assert not (tmp_path / "out").exists()
+
+
+def test_files_that_end_too_early_are_refused(folder, pretrained, tmp_path):
+    for name, source in (("ours", folder / "model"), ("other", pretrained / "base")):
+        shutil.copytree(source, tmp_path / name)
+        weights = tmp_path / name / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:2000])
+        for command in (["check"], ["inspect", "--ids", "1 2 3", "--out", tmp_path / "out"]):
+            result = run(command[0], tmp_path / name, *command[1:])
+            assert result.exit_code == 2, result.output
+            assert "cannot be read" in flat(result)
 
 
 def test_check_passes_fails_and_tells(folder, tmp_path):

@@ -121,6 +121,20 @@ def test_a_model_at_its_start_is_called_so():
     assert all(max(change.attention) < 1e-9 for change in stability.changes if "ids" in change.disturbance)
 
 
+def test_one_layer_has_nothing_to_update():
+    notes = measure_stability(build("tape", num_hidden_layers=1), draw_tokens(1, 8), 1).notes
+    assert "left out in all layers" in notes[-1]
+
+
+def test_drawn_positions_are_the_same_ones_each_time():
+    model = build("randpe-sampled")
+    before = torch.random.get_rng_state()
+    found = table(measure_stability(model, draw_tokens(1, 8), 1))
+    assert max(found["randpe", "ids from 1,000"].attention) == 0
+    assert min(found["randpe", "3 [BOS] in front"].attention) > 1e-2
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
 def test_shown_layers():
     for layers, expected in ((2, [1, 2]), (6, [1, 2, 4, 6]), (8, [1, 2, 4, 8])):
         model = build("rope", num_hidden_layers=layers)

@@ -7,6 +7,7 @@ measured and told, but cannot fail.
 Shapes: B batch, N tokens.
 """
 
+import inspect
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -31,7 +32,8 @@ ROWS = 2
 LEAST_TOKENS = 8
 """Fewer are checked only where a model takes no more."""
 REFUSALS = (ValueError, IndexError)
-"""How models say that an id is beyond their table: those of ours, and PyTorch for all others."""
+FOREIGN_REFUSALS = (*REFUSALS, RuntimeError)
+"""How models say that an id is beyond their table: those of ours, and PyTorch, in several ways, for all others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,19 +124,29 @@ def room_for(model: Any, num_tokens: int) -> tuple[int, str]:
             refused = middle
     if taken == 0:
         # not a matter of length
+        if isinstance(refusal, RuntimeError):
+            dtype, told = str(next(model.parameters()).dtype), str(refusal).partition("\n")[0].rstrip(".")
+            raise ValueError(
+                f"The model does not run in {dtype.removeprefix('torch.')} ({told}); try another dtype."
+            ) from refusal
         raise refusal
     kept = max(1, taken - 1)
     return kept, f"The model takes {taken} tokens at most, so the checks ran on {kept} instead of {num_tokens}."
 
 
-def refusal_of(model: Any, num_tokens: int) -> ValueError | IndexError | None:
+def refusal_of(model: Any, num_tokens: int) -> Exception | None:
     """What a model says against a text of this length; None where it takes it."""
     try:
         with torch.no_grad():
             model(input_ids=torch.zeros((1, num_tokens), dtype=torch.long, device=model.device), use_cache=False)
-    except REFUSALS as refusal:
+    except refusals_of(model) as refusal:
         return refusal
     return None
+
+
+def refusals_of(model: Any) -> tuple[type[Exception], ...]:
+    """The errors by which a model refuses ids; any other error, of a model of ours, is its fault."""
+    return REFUSALS if isinstance(getattr(model, "base_model", model), EquitapeModel) else FOREIGN_REFUSALS
 
 
 class Checker:
@@ -169,6 +181,9 @@ class Checker:
     def judge(self, name: str, meaning: str, errors: list[float], promised: bool = True, note: str = "") -> Check:
         """Pass or fail by the largest error; what is not promised does neither."""
         error = max(errors)
+        if math.isinf(error) and self.encoding is None and self.expected.dtype == torch.float64:
+            note = f"{note} There are values that are not numbers; classes not made for float64 do better in float32."
+            note = note.strip()
         verdict = (PASS if error <= self.limit else FAIL) if promised else NOT_PROMISED
         return Check(name=name, meaning=meaning, verdict=verdict, error=error, note=note)
 
@@ -181,7 +196,7 @@ class Checker:
             try:
                 errors.append(self.error(self.logits(self.tokens, position_ids=ids), self.expected))
                 tried.append(f"{offset:,}")
-            except REFUSALS as refusal:
+            except refusals_of(self.model) as refusal:
                 note = f"Ids from {offset:,} on are refused: {refusal}"
                 break
         promised = self.encoding is not None and self.encoding.shift_invariant
@@ -257,6 +272,9 @@ class Checker:
             return Check(name="cache", meaning=meaning, verdict=NOT_APPLICABLE, note=note)
         if self.num_tokens < 2:
             return self.single_token("cache", meaning)
+        if "past_key_values" not in inspect.signature(self.model.forward).parameters:
+            note = "This class of model takes no key-value cache."
+            return Check(name="cache", meaning=meaning, verdict=NOT_APPLICABLE, note=note)
         errors = []
         for first in (1, max(1, self.num_tokens - 4)):
             cache = DynamicCache(config=self.model.config)

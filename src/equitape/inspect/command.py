@@ -43,6 +43,9 @@ class InspectSettings:
         for entry in self.also:
             if not all(entry.partition("=")):
                 raise ValueError(f"--also is {entry!r}; it must be NAME=FOLDER.")
+        standing = next(path for path in (self.out, *self.out.parents) if path.exists())
+        if not standing.is_dir():
+            raise ValueError(f"--out is {str(self.out)!r}, and {str(standing)!r} is a file; give a folder.")
         self.window()
 
     def window(self) -> tuple[int, int] | None:
@@ -59,14 +62,12 @@ def run(settings: InspectSettings, console: Console) -> None:
     """Load, look, write, and say what was found."""
     model = load_model(settings.model, settings.dtype, settings.base)
     text = find_text(settings, model)
+    also = {}
+    for entry in settings.also if settings.stability else ():
+        name, _, folder = entry.partition("=")
+        also[name] = load_model(folder, settings.dtype)
     seen = look_inside(model, text.input_ids, text.labels, show=settings.window(), max_cells=settings.cells)
-    stability = None
-    if settings.stability:
-        also = {}
-        for entry in settings.also:
-            name, _, folder = entry.partition("=")
-            also[name] = load_model(folder, settings.dtype)
-        stability = measure_stability(model, text.input_ids, text.begin_token, also)
+    stability = measure_stability(model, text.input_ids, text.begin_token, also) if settings.stability else None
     name = Path(settings.model).name or settings.model
     notes = [text.note] * bool(text.note) + seen.notes()
     facts = facts_of(settings, model, text)

@@ -147,6 +147,11 @@ class Collector:
 
     def visit(self, index: int, record: LayerRecord) -> None:
         """Take what one layer did."""
+        if not bool(torch.isfinite(record.attention).all()):
+            raise ValueError(
+                f"The attention of layer {index + 1} holds values that are not numbers: weights that are not, or sums "
+                f"too large for {str(record.attention.dtype).removeprefix('torch.')}; `equitape check` tells more."
+            )
         self.keep("attention", self.pool_attention(record.attention))
         if record.state is not None:
             state = record.state.cpu()

@@ -106,7 +106,9 @@ def variants_of(model: Any) -> tuple[list[Variant], list[str]]:
     except ValueError as error:
         notes.append(str(error))
     if is_at_start(decoder):
-        notes.append("The update is zero everywhere, as at the start of training: all variants are the same model.")
+        # one layer alone has nothing to update: nothing would read it
+        why = "zero everywhere, as at the start of training" if update_weights(decoder) else "left out in all layers"
+        notes.append(f"The update is {why}: all variants are the same model.")
     return variants, notes
 
 
@@ -117,13 +119,17 @@ def starts_as_rope(decoder: EquitapeModel) -> bool:
 
 def is_at_start(decoder: EquitapeModel) -> bool:
     """Whether nothing is carried or mixed, because the weights that would are zero."""
-    outputs = [
+    return not any(bool(weight.any()) for weight in update_weights(decoder))
+
+
+def update_weights(decoder: EquitapeModel) -> list[Tensor]:
+    """The last weights on the way of everything that is carried or mixed."""
+    return [
         weight
         for part in layer_encodings(decoder)
         for name in ("carry", "mix_out")
         if (weight := getattr(part, name, None)) is not None
     ]
-    return not any(bool(weight.any()) for weight in outputs)
 
 
 def unequivariant_twin(decoder: EquitapeModel) -> EquitapeModel:
@@ -170,6 +176,10 @@ def disturb(
     variant: Variant, text: Tensor, begin_token: int, starts: Sequence[int], notes: list[str]
 ) -> Iterator[Change]:
     """One Change for tokens in front, and one for every other start of the ids; a note where a model refuses one."""
+    vocabulary, largest = decoder_of(variant.model).config.vocab_size, max(int(text.max()), begin_token)
+    if largest >= vocabulary:
+        notes.append(f"{variant.name}: Token {largest} is not in its vocabulary of {vocabulary}.")
+        return
     try:
         original = run(variant.model, text)
     except ValueError as error:
@@ -191,13 +201,16 @@ def disturb(
 
 
 def run(model: Any, text: Tensor, ids: Tensor | None = None) -> list[tuple[Tensor, Tensor | None]]:
-    """Attention [H, N, N] and state products [N, N] of every layer."""
+    """Attention [H, N, N] and state products [N, N] of every layer; positions that are drawn are the same each time."""
     found: list[tuple[Tensor, Tensor | None]] = []
 
     def visit(index: int, record: LayerRecord) -> None:
         found.append((record.attention, None if record.state is None else state_products(record.state.double())))
 
-    visit_layers(model, text, visit, None if ids is None else ids.to(decoder_of(model).device))
+    device = decoder_of(model).device
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(0)
+        visit_layers(model, text, visit, None if ids is None else ids.to(device))
     return found
 
 
