@@ -11,7 +11,8 @@ import torch
 
 from cases import build, draw_tokens
 from equitape.inspect import certify, look_inside, measure_stability, write_page, write_pictures
-from equitape.inspect.page import MISSING, Scale, linear_scale, root_scale, signed_scale
+from equitape.inspect.page import MISSING, Scale, linear_scale, maps_of, root_scale, signed_scale
+from equitape.inspect.pictures import draw_maps
 
 
 def decode(scale, levels):
@@ -89,7 +90,7 @@ def test_page_holds_the_maps(page):
     entry = maps["attention"]
     for layer in range(4):
         levels = np.frombuffer(zlib.decompress(base64.b64decode(entry["data"][layer])), dtype=np.uint8)
-        found = decode(entry["scale"], levels.reshape(5, 15, 15))
+        found = decode(entry["scales"][layer], levels.reshape(5, 15, 15))
         # the mean of heads comes first
         assert np.nanmax(np.abs(found[1:] - seen.attention[layer])) < 0.005
         assert np.nanmax(np.abs(found[0] - seen.attention[layer].mean(0))) < 0.005
@@ -97,6 +98,30 @@ def test_page_holds_the_maps(page):
     assert data["labels"][4] == "w4</script>"
     assert data["cells"][-1] == [28, 29]
     assert (data["layers"], data["heads"], data["groups"]) == (4, 4, 2)
+
+
+def test_states_that_grow_leave_the_first_layer_readable(tmp_path):
+    """Under one scale for all layers, products of the start would be one level, and one colour."""
+    model = build("tape", num_hidden_layers=4)
+    with torch.no_grad():
+        for block in model.model.layers[:-1]:
+            block.self_attn.encoding.mix_out.mul_(20)
+    seen = look_inside(model, draw_tokens(1, 12))
+    assert np.abs(seen.products[3]).max() > 1000 * np.abs(seen.products[0]).max()
+    maps = {entry["name"]: entry for entry in maps_of(seen)}
+    for name, expected in (("products", seen.products), ("products-change", seen.products - seen.products[:1])):
+        assert "Each layer has its own scale." in maps[name]["caption"]
+        for layer in range(4):
+            levels = np.frombuffer(zlib.decompress(base64.b64decode(maps[name]["data"][layer])), dtype=np.uint8)
+            found = decode(maps[name]["scales"][layer], levels.reshape(12, 12))
+            assert np.abs(found - expected[layer]).max() <= 0.01 * np.abs(expected[layer]).max()
+    panels = draw_maps(seen, seen.products, "", "linear", own_scales=True).axes
+    pictures = [axes.images[0] for axes in panels if axes.images]
+    assert [picture.get_clim()[1] for picture in pictures] == [pytest.approx(layer.max()) for layer in seen.products]
+    # where layers are alike, one scale compares them
+    alike = {entry["name"]: entry for entry in maps_of(look_inside(build("rope"), draw_tokens(1, 12)))}["products"]
+    assert alike["scales"] == [alike["scales"][0]] * 3
+    assert "own scale" not in alike["caption"]
 
 
 def test_page_tells_what_it_left_out_and_the_tables(page):

@@ -59,20 +59,22 @@ function paint(canvas, levels, columns, rows, table) {
   canvas.getContext("2d").putImageData(image, 0, 0);
 }
 
+function label(ends, scale) {
+  ends.forEach((end, index) => { end.textContent = show(valueOf(scale, (index * LEVELS) / 2)); });
+}
+
 function colourBar(entry, parent) {
   const bar = document.createElement("div");
   bar.className = "bar";
   const ramp = document.createElement("canvas");
   paint(ramp, Uint8Array.from({ length: LEVELS + 1 }, (_, index) => index), LEVELS + 1, 1, colours[entry.colours]);
-  const ends = [0, LEVELS / 2, LEVELS].map((level) => {
-    const end = document.createElement("span");
-    end.textContent = show(valueOf(entry.scale, level));
-    return end;
-  });
+  const ends = [0, 1, 2].map(() => document.createElement("span"));
+  label(ends, entry.scale ?? entry.scales[0]);
   const labels = document.createElement("div");
   labels.append(...ends);
   bar.append(ramp, labels);
   parent.append(bar);
+  return ends;
 }
 
 function frame(entry, parent) {
@@ -91,10 +93,10 @@ function frame(entry, parent) {
   const caption = document.createElement("figcaption");
   caption.textContent = entry.caption;
   figure.append(heading, box);
-  colourBar(entry, figure);
+  const ends = colourBar(entry, figure);
   figure.append(caption);
   parent.append(figure);
-  return { entry, canvas, cross };
+  return { entry, canvas, cross, ends };
 }
 
 function placeTip(event, lines) {
@@ -142,7 +144,7 @@ const maps = data.maps.map((entry) => {
   follow(view, () => entry.side, () => entry.side, (row, column) => [
     `${above} ${name(row)}`,
     `${across} ${name(column)}`,
-    `${entry.title}: ${show(valueOf(entry.scale, view.levels[row * entry.side + column]))}`,
+    `${entry.title}: ${show(valueOf(entry.scales[view.layer ?? 0], view.levels[row * entry.side + column]))}`,
   ]);
   return view;
 });
@@ -158,6 +160,7 @@ async function drawMaps() {
       if (mine !== turn) return;
       view.all = unpacked;
       view.layer = layer;
+      label(view.ends, entry.scales[layer]);
     }
     const size = entry.side * entry.side, start = sliceOf(entry) * size;
     view.levels = view.all.subarray(start, start + size);

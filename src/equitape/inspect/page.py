@@ -24,6 +24,8 @@ LEVELS = 254
 """255 marks cells without a value."""
 MISSING = 255
 NUM_MIXERS = 10
+MOST_GROWTH = 4.0
+"""Layers share a scale as long as the widest spans at most this many times the narrowest."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,30 +66,46 @@ def signed_scale(values: NDArray[Any]) -> Scale:
     return Scale(kind="signed", low=-high, high=high)
 
 
+def grows(products: NDArray[Any]) -> bool:
+    """Whether layers [L, ...] span so much more than others that one scale would leave these a single colour."""
+    flat = products.reshape(len(products), -1)
+    spans = flat.max(1) - flat.min(1)
+    return bool(spans.max() > MOST_GROWTH * spans.min())
+
+
 def pack(levels: NDArray[np.uint8]) -> str:
     """Bytes as text, compressed."""
     return base64.b64encode(zlib.compress(levels.tobytes(), 9)).decode("ascii")
 
 
 def map_entry(
-    name: str, title: str, caption: str, values: NDArray[Any], scale: Scale, colours: str, by: str, cells: str
+    name: str,
+    title: str,
+    caption: str,
+    values: NDArray[Any],
+    scale: Scale | list[Scale],
+    colours: str,
+    by: str,
+    cells: str,
 ) -> dict[str, Any]:
-    """A map for every layer and head. values [L, heads, rows, columns]; by: "head", "group" or "layer"; cells: "cells"
-    or "samples", what rows and columns stand for. Where there are several heads, their mean comes first.
+    """A map for every layer and head. values [L, heads, rows, columns]; scale: of all layers, or one for each; by:
+    "head", "group" or "layer"; cells: "cells" or "samples", what rows and columns stand for. Where there are several
+    heads, their mean comes first.
     """
+    scales = scale if isinstance(scale, list) else [scale] * len(values)
     if values.shape[1] > 1:
         values = np.concatenate((values.mean(1, keepdims=True), values), axis=1)
     return {
         "name": name,
         "title": title,
         "caption": caption,
-        "scale": vars(scale),
+        "scales": [vars(one) for one in scales],
         "colours": colours,
         "by": by,
         "cells": cells,
         "slices": int(values.shape[1]),
         "side": int(values.shape[2]),
-        "data": [pack(scale.encode(layer)) for layer in values],
+        "data": [pack(one.encode(layer)) for one, layer in zip(scales, values, strict=True)],
     }
 
 
@@ -109,19 +127,24 @@ def maps_of(seen: Inspection) -> list[dict[str, Any]]:
         )  # fmt: skip
     if seen.products is not None:
         products = seen.products[:, None]
+        own = grows(products)
+        told = " Each layer has its own scale." if own else ""
         maps.append(
             map_entry(
                 "products", "Products of states",
-                "Sum over heads and frequencies of Re(conj z_i z_j); 1 is a token with itself at the start.",
-                products, linear_scale(products), "viridis", "layer", "cells",
+                f"Sum over heads and frequencies of Re(conj z_i z_j); 1 is a token with itself at the start.{told}",
+                products, [linear_scale(layer) for layer in products] if own else linear_scale(products),
+                "viridis", "layer", "cells",
             )
         )  # fmt: skip
         if seen.updates:
             change = products - products[:1]
             maps.append(
                 map_entry(
-                    "products-change", "Products minus those at the start", "What the layers before this one changed.",
-                    change, signed_scale(change), "cividis", "layer", "cells",
+                    "products-change", "Products minus those at the start",
+                    f"What the layers before this one changed.{told}",
+                    change, [signed_scale(layer) for layer in change] if own else signed_scale(change),
+                    "cividis", "layer", "cells",
                 )
             )  # fmt: skip
     if seen.distances is not None and seen.updates:

@@ -1,4 +1,4 @@
-"""The same views as PNG files: readable in greyscale, one scale over all panels of a picture."""
+"""The same views as PNG files: readable in greyscale, one scale over all panels unless states grow too much for it."""
 
 import math
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .look import Inspection
-from .page import lines_of, strips_of
+from .page import grows, lines_of, strips_of
 
 PANELS = 6
 MARKERS = "os^DvP"
@@ -38,7 +38,9 @@ def write_pictures(seen: Inspection, folder: Path) -> list[Path]:
         title = f"Attention minus that of the unmoved state, mean of heads{pooled}"
         save(draw_maps(seen, change, title, "signed"), "attention-change.png")
     if seen.products is not None:
-        save(draw_maps(seen, seen.products, f"Products of positional states{pooled}", "linear"), "state-products.png")
+        own = grows(seen.products)
+        title = f"Products of positional states{pooled}{', each layer on its own scale' if own else ''}"
+        save(draw_maps(seen, seen.products, title, "linear", own), "state-products.png")
     if seen.distances is not None and seen.updates:
         save(draw_distances(seen), "effective-distance.png")
     if seen.updates:
@@ -61,8 +63,10 @@ def token_extent(seen: Inspection) -> tuple[float, float]:
     return seen.cells.first - 0.5, seen.cells.first + seen.cells.count - 0.5
 
 
-def draw_maps(seen: Inspection, values: NDArray[Any], title: str, scale: str) -> Any:
-    """A panel for each of some layers. values [L, C, C]; scale: "root", "signed" or "linear", as on the page."""
+def draw_maps(seen: Inspection, values: NDArray[Any], title: str, scale: str, own_scales: bool = False) -> Any:
+    """A panel for each of some layers. values [L, C, C]; scale: "root", "signed" or "linear", as on the page;
+    own_scales: a scale from the smallest to the largest value for each panel.
+    """
     from matplotlib.colors import FuncNorm, Normalize, PowerNorm
 
     layers = chosen_layers(len(values))
@@ -81,15 +85,18 @@ def draw_maps(seen: Inspection, values: NDArray[Any], title: str, scale: str) ->
         image = axes.imshow(
             values[layer],
             cmap="cividis" if scale == "signed" else "viridis",
-            norm=norm,
+            norm=None if own_scales else norm,
             interpolation="nearest",
             extent=(start, end, end, start),
         )
         axes.set_title(f"layer {layer + 1}", fontsize="small")
         axes.tick_params(labelsize="x-small")
         panels.append(axes)
+        if own_scales:
+            figure.colorbar(image, ax=axes, shrink=0.8, format="{x:.3g}").ax.tick_params(labelsize="x-small")
     ticks = [-high, -high / 4, 0, high / 4, high] if scale == "signed" else None
-    figure.colorbar(image, ax=panels, shrink=0.8, ticks=ticks, format="{x:.3g}")
+    if not own_scales:
+        figure.colorbar(image, ax=panels, shrink=0.8, ticks=ticks, format="{x:.3g}")
     figure.suptitle(title, fontsize="medium")
     figure.supxlabel("key (token)", fontsize="small")
     figure.supylabel("query (token)", fontsize="small")
