@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 import pytest
+import torch
 
 from cases import build, draw_tokens
 from equitape.inspect import look_inside, write_page
@@ -166,3 +167,25 @@ def test_screens_light_and_dark(browser, page):
     for image in (light, dark):
         colourful = (image.max(-1) - image.min(-1)) > 60
         assert 0.03 < colourful.mean() < 0.6
+
+
+def test_scales_follow_the_layer_where_states_grow(browser, tmp_path):
+    model = build("tape", num_hidden_layers=LAYERS)
+    with torch.no_grad():
+        for block in model.model.layers[:-1]:
+            block.self_attn.encoding.mix_out.mul_(20)
+    seen = look_inside(model, draw_tokens(1, TOKENS))
+    write_page(tmp_path / "grown.html", seen, title="Grown")
+    browser.get((tmp_path / "grown.html").as_uri())
+    wait_for(browser, f"{LAYERS - 1}/0")
+    for layer in (LAYERS, 1):
+        move(browser, "layer", layer, f"{layer}/0")
+        ends = browser.execute_script(
+            "const box = document.getElementById('map-products').closest('figure');"
+            "return Array.from(box.querySelectorAll('.bar span'), (end) => Number(end.textContent));"
+        )
+        products = seen.products[layer - 1]
+        assert ends == pytest.approx([products.min(), (products.min() + products.max()) / 2, products.max()], rel=0.01)
+    # a token with itself at the start is 1, and has its own colour
+    drawn = pixels(browser, "products")
+    assert len(np.unique(drawn.reshape(-1, 4), axis=0)) > 20
