@@ -240,6 +240,28 @@ def test_directories_that_are_refused(finished, tmp_path):
         compare(plan(), tmp_path / "letter.txt")
 
 
+def test_options_at_their_defaults_are_no_difference(finished):
+    """Neither named nor left out, as in directories of before plans named them."""
+    given = {**SMALL, "name": "small", "seeds": [0, 1], "train": {"steps": 6, "batch_size": 4, "save_every": 2}}
+    options = plan().task.options.to_dict()
+    for task in (SMALL["task"], {**options, "name": "addition"}):
+        recipe = parse_recipe({**given, "task": task})
+        comparison.check_directory(finished, recipe)
+        written = (finished / "recipe.yaml").read_text()
+        try:
+            (finished / "recipe.yaml").write_text(to_yaml(recipe))
+            comparison.check_directory(finished, plan(**{key: given[key] for key in ("seeds", "train")}).recipe)
+        finally:
+            (finished / "recipe.yaml").write_text(written)
+
+
+def test_a_single_run_is_no_comparison(tmp_path):
+    given = plan(encodings=["rope"], seeds=[0])
+    execute(given, "rope", 0, tmp_path)
+    with pytest.raises(ValueError, match="holds a single run, of equitape train; choose another directory"):
+        comparison.check_directory(tmp_path, given.recipe)
+
+
 def test_same_label_for_another_encoding_is_refused(tmp_path):
     compare(plan(encodings=["tape"]), tmp_path)
     with pytest.raises(ValueError, match=r"tape-seed0 holds a run of another recipe \(they differ in encodings\)"):

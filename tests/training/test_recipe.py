@@ -150,6 +150,18 @@ def test_resolved_recipe_can_be_read_back(recipe_file, tmp_path):
     json.dumps(resolved(recipe))
 
 
+def test_plans_name_every_option(recipe_file):
+    """What a report shows repeats the comparison even where a later version has other defaults."""
+    plan = make_plan(load_recipe(recipe_file(encodings=["rope", {"kind": "tape", "label": "mine", "mixer_size": 4}])))
+    task = dict(plan.recipe.task)
+    assert task.pop("name") == "addition"
+    assert task == plan.task.options.to_dict()
+    assert [choice.label for choice in plan.recipe.choices] == ["rope", "mine"]
+    for choice in plan.recipe.choices:
+        assert choice.encoding == plan.configs[choice.label].encoding
+    assert make_plan(parse_recipe(resolved(plan.recipe))).recipe.choices == plan.recipe.choices
+
+
 WRONG = {
     "typo": ({"trian": {"steps": 3}}, [], "has no option 'trian'. Did you mean 'train'?"),
     "a seed that would play no part": ({}, ["train.seed=7"], "give seeds, as seeds=[7]"),
@@ -192,7 +204,23 @@ WRONG = {
         ["model.max_position_embeddings=9"],
         "has a learned table of 9 positions",
     ),
+    "range of random ids": (
+        {"encodings": ["randpe"]},
+        ["model.max_position_embeddings=6"],
+        "Encoding 'randpe' draws ids from a range of 6 and task 'addition' runs 7 tokens",
+    ),
+    "range of random ids while testing": (
+        {"encodings": [{"kind": "randpe", "range": 9, "sample_in_eval": True}]},
+        [],
+        "draws ids from a range of 9 and task 'addition' runs 10 tokens",
+    ),
     "heads": ({}, ["model.num_attention_heads=3"], "not a multiple of num_attention_heads 3"),
+    "no width": ({}, ["model.intermediate_size=0"], "intermediate_size is 0; it must be 1 or more"),
+    "dropout": ({}, ["model.attention_dropout=2"], "attention_dropout is 2.0; it is a share, from 0 to below 1"),
+    "spread of weights": ({}, ["model.initializer_range=-1"], "initializer_range is -1.0; it must be a number of 0"),
+    "endless rate": ({}, ["train.learning_rate=.inf"], "learning_rate is inf; it must be a number of 0 or more"),
+    "rate that is none": ({}, ["train.learning_rate=.nan"], "learning_rate is nan; it must be a number of 0 or more"),
+    "time that is none": ({}, ["train.minutes=.nan"], "minutes is nan; it must be more than 0"),
     "no data": ({"task": {"name": "text"}}, [], "has no text"),
     "data not there": ({"task": {"name": "text", "train": "/nowhere", "valid": "/nowhere"}}, [], "/nowhere"),
 }
@@ -277,6 +305,16 @@ def test_files_that_are_no_recipes(tmp_path):
         (tmp_path / "wrong.yaml").write_text(text)
         with pytest.raises(ValueError, match=message):
             load_recipe(tmp_path / "wrong.yaml")
+
+
+def test_batches_that_processes_cannot_share_are_refused_before_any_work(recipe_file, tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    for override, message in (("train.batch_size=4", "cannot be split over 3"), ("train.minutes=1", "single process")):
+        command = ["train", recipe_file(), "train.batch_size=6", override, "--out", str(tmp_path / "out")]
+        result = runner.invoke(app, command)
+        assert result.exit_code == 2
+        assert message in " ".join(result.output.replace("│", " ").split())
+        assert not (tmp_path / "out").exists()
 
 
 def test_unknown_label_or_option_of_train(recipe_file):

@@ -37,6 +37,7 @@ def train(
     Interrupted, it goes on with --resume from its last checkpoint. On several devices: torchrun -m equitape train ...
     """
     from ..training.files import make_directory
+    from ..training.fit import check_processes
     from ..training.plan import make_plan
     from ..training.recipe import load_recipe
     from ..training.run import check_directory, execute, folder_name, single_run
@@ -46,6 +47,8 @@ def train(
         loaded = load_recipe(recipe, overrides or [])
         choice = loaded.choose(encoding) if encoding is not None else loaded.choices[0]
         number = choice.seeds[0] if seed is None else seed
+        # torchrun and accelerate launch tell every process how many there are
+        check_processes(loaded.train, int(os.environ.get("WORLD_SIZE", "1")))
         plan = make_plan(single_run(loaded, choice.label, number))
         out = out or Path("runs") / f"{loaded.name}-{folder_name(choice.label, number)}"
         check_directory(out, plan.recipe, resume)

@@ -103,6 +103,8 @@ def check_directory(out_dir: Path, recipe: Recipe) -> None:
     """More encodings and seeds may be added to a comparison; all else must be as it was."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError("compare is one process, with --jobs for more; start several processes of equitape train.")
+    if (out_dir / LOG).exists():
+        raise ValueError(f"{out_dir} holds a single run, of equitape train; choose another directory.")
     run.check_directory(out_dir, recipe, resume=True, varies=("encodings", "seeds"))
     for choice in recipe.choices:
         for seed in choice.seeds:

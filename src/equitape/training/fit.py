@@ -44,7 +44,7 @@ class FitResult:
     """Time in training steps."""
     tokens_per_second: float
     peak_mib: float | None
-    """Most memory held on the device; None on the CPU."""
+    """Most memory held on the GPU or, without one, by the process; None where nobody counts."""
     loss: float | None
     """Of the last step; None when a finished run was loaded."""
 
@@ -206,6 +206,18 @@ def uses_compiler(settings: TrainSettings) -> bool:
     return torch.cuda.is_available() if settings.compile == "auto" else bool(settings.compile)
 
 
+def check_processes(settings: TrainSettings, count: int) -> None:
+    """Refuse settings that so many processes cannot share."""
+    share = settings.accumulation * count
+    if settings.batch_size % share:
+        raise ValueError(
+            f"train: batch_size {settings.batch_size} cannot be split over {count} processes and "
+            f"{settings.accumulation} micro-batches; make it a multiple of {share}."
+        )
+    if settings.minutes is not None and count > 1:
+        raise ValueError("train: a budget in minutes needs a single process, whose clock it follows; give steps.")
+
+
 def training_arguments(settings: TrainSettings, run_dir: Path, steps: int) -> TrainingArguments:
     """The settings in Trainer's words. Logging, evaluating and keeping checkpoints is left to `Bookkeeper`."""
     use_cpu = not torch.accelerator.is_available()
@@ -213,14 +225,8 @@ def training_arguments(settings: TrainSettings, run_dir: Path, steps: int) -> Tr
         # accelerate numbers the CPUs of several processes, and torch can load no checkpoint to "cpu:0"
         os.environ.setdefault("ACCELERATE_TORCH_DEVICE", "cpu")
     processes = PartialState(cpu=use_cpu)
+    check_processes(settings, processes.num_processes)
     share = settings.accumulation * processes.num_processes
-    if settings.batch_size % share:
-        raise ValueError(
-            f"train: batch_size {settings.batch_size} cannot be split over {processes.num_processes} processes and "
-            f"{settings.accumulation} micro-batches; make it a multiple of {share}."
-        )
-    if settings.minutes is not None and processes.num_processes > 1:
-        raise ValueError("train: a budget in minutes needs a single process, whose clock it follows; give steps.")
     cuda = torch.cuda.is_available()
     workers = settings.workers if settings.workers is not None else (4 if cuda else 0)
     arguments = TrainingArguments(

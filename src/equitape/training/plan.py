@@ -8,10 +8,11 @@ import torch
 from ..adapt.vocabulary import check_vocabulary
 from ..encodings import build_encoding
 from ..encodings.learned import Learned
+from ..encodings.randpe import RandPE
 from ..model import EquitapeConfig, EquitapeForCausalLM
 from ..tasks import Task, build_task
 from .fit import ENDLESS_STEPS, MEASURED_EXAMPLES, count_steps
-from .recipe import EncodingChoice, Recipe
+from .recipe import EncodingChoice, Recipe, spell_out
 from .start import start_config
 
 
@@ -20,6 +21,7 @@ class Plan:
     """A recipe that can be run."""
 
     recipe: Recipe
+    """With every option of its task and encodings."""
     task: Task
     configs: dict[str, EquitapeConfig]
     """By label."""
@@ -45,7 +47,7 @@ def make_plan(recipe: Recipe) -> Plan:
     except OSError as error:
         raise ValueError(f"The data of task {recipe.task['name']!r} cannot be read: {error}.") from None
     configs = {choice.label: build_config(recipe, task, choice) for choice in recipe.choices}
-    return Plan(recipe, task, configs, getattr(examples, "summary", ""))
+    return Plan(spell_out(recipe), task, configs, getattr(examples, "summary", ""))
 
 
 def build_config(recipe: Recipe, task: Task, choice: EncodingChoice) -> EquitapeConfig:
@@ -74,6 +76,14 @@ def build_config(recipe: Recipe, task: Task, choice: EncodingChoice) -> Equitape
             f"{task.name!r} runs {task.tested_length} tokens; give it num_positions of {task.tested_length} or more, "
             f"or shorten the task."
         )
+    if isinstance(encoding, RandPE):
+        reach = encoding.options.range or config.max_position_embeddings
+        needed = task.tested_length if encoding.options.sample_in_eval else task.trained_length
+        if reach < needed:
+            raise ValueError(
+                f"Encoding {choice.label!r} draws ids from a range of {reach} and task {task.name!r} runs {needed} "
+                f"tokens; give it a range of {needed} or more, or shorten the task."
+            )
     return config
 
 

@@ -1,7 +1,8 @@
 """Recipes: a YAML file that says everything about a comparison, read into dataclasses; unknown keys are refused."""
 
+import math
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,15 @@ class ModelSettings(Settings):
     """Spread of the weights at the start."""
     max_position_embeddings: int | None = None
     """Rows of a learned table and range of random ids; the longest tested length when left out."""
+
+    def __post_init__(self) -> None:
+        # all other sizes are checked by `EquitapeConfig`, which knows how they depend on each other
+        if self.intermediate_size < 1:
+            raise ValueError(f"model: intermediate_size is {self.intermediate_size}; it must be 1 or more.")
+        if not 0 <= self.attention_dropout < 1:
+            raise ValueError(f"model: attention_dropout is {self.attention_dropout}; it is a share, from 0 to below 1.")
+        if not 0 <= self.initializer_range < math.inf:
+            raise ValueError(f"model: initializer_range is {self.initializer_range}; it must be a number of 0 or more.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,8 +259,28 @@ def apply_override(content: dict[str, Any], override: str) -> None:
     place[keys[-1]] = parse_yaml(text, f"The value of {path}")
 
 
+def spell_out(recipe: Recipe) -> Recipe:
+    """The same recipe with every option of its task and of its encodings, defaults included."""
+    from ..encodings import ENCODINGS
+    from ..tasks import TASKS
+
+    def spelled(given: Any) -> Any:
+        given = {"kind": given} if isinstance(given, str) else given
+        if "kind" not in given:
+            return given
+        own = {key: value for key, value in given.items() if key in ("kind", "label", "seeds")}
+        options = {key: value for key, value in given.items() if key not in own}
+        cls = ENCODINGS[given["kind"]]
+        return own | cls.options_class.parse(options, f"Encoding {cls.kind!r}").to_dict()
+
+    name = recipe.task["name"]
+    options = {key: value for key, value in recipe.task.items() if key != "name"}
+    task = TASKS[name].options_class.parse(options, f"Task {name!r}").to_dict()
+    return replace(recipe, task={"name": name, **task}, encodings=tuple(map(spelled, recipe.encodings)))
+
+
 def resolved(recipe: Recipe) -> dict[str, Any]:
-    """The whole recipe as plain data, defaults spelled out; `parse_recipe` reads it back."""
+    """The whole recipe as plain data, its own defaults spelled out; `parse_recipe` reads it back."""
     return plain(recipe.to_dict())
 
 

@@ -23,7 +23,7 @@ from .files import plain, write_json, write_text
 from .fit import MODEL, fit, uses_bf16, uses_compiler
 from .log import LOG, read_log, thin
 from .plan import Plan
-from .recipe import Recipe, parse_recipe, parse_yaml, resolved, slug, to_yaml
+from .recipe import Recipe, parse_recipe, parse_yaml, resolved, slug, spell_out, to_yaml
 from .settings import TrainSettings
 from .start import start_model
 
@@ -211,10 +211,10 @@ def check_directory(directory: Path, recipe: Recipe, resume: bool, varies: tuple
 def find_differences(path: Path, recipe: Recipe, ignored: tuple[str, ...]) -> list[str]:
     """Settings in which the recipe in a file differs, as dotted names."""
     try:
-        old = resolved(parse_recipe(parse_yaml(path.read_text(), str(path)), str(path)))
+        old = resolved(spell_out(parse_recipe(parse_yaml(path.read_text(), str(path)), str(path))))
     except (OSError, ValueError, AttributeError):
         return ["a recipe that cannot be read"]
-    new = resolved(recipe)
+    new = resolved(spell_out(recipe))
     found = []
     for key in {**old, **new}:
         first, second = old.get(key), new.get(key)

@@ -1,5 +1,6 @@
 """How a model is trained."""
 
+import math
 from dataclasses import dataclass
 
 from ..registry import describe_choices
@@ -85,14 +86,14 @@ class TrainSettings(Settings):
         if len(self.betas) != 2 or not all(isinstance(beta, float) and 0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"train: betas is {list(self.betas)}; it must be two numbers from 0 to below 1.")
         for name in ("learning_rate", "weight_decay", "clip", "epsilon"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"train: {name} is {getattr(self, name)}; it must not be negative.")
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"train: {name} is {getattr(self, name)}; it must be a number of 0 or more.")
         if self.workers is not None and self.workers < 0:
             raise ValueError(f"train: workers is {self.workers}; it must be 0 or more.")
 
     def _at_least_one(self, name: str) -> None:
         value = getattr(self, name)
-        if value <= 0 or (name != "minutes" and value < 1):
+        if not 0 < value < math.inf or (name != "minutes" and value < 1):
             raise ValueError(
                 f"train: {name} is {value}; it must be {'more than 0' if name == 'minutes' else '1 or more'}."
             )
