@@ -159,6 +159,28 @@ def test_a_file_without_permission_is_refused(folder):
         texts(folder / "a.txt")
 
 
+@pytest.mark.parametrize("closed", ["", "b"])
+def test_a_folder_without_permission_is_refused(folder, closed, monkeypatch):
+    """Neither called empty nor left out without a word; who may read everything needs to be told that it is closed."""
+    scan = os.scandir
+
+    def refuse(path):
+        if os.fspath(path) == os.fspath(folder / closed):
+            raise PermissionError(13, "Permission denied", os.fspath(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(ValueError, match=r"The folder .* cannot be read \(Permission denied\); check its permissions"):
+        read_documents(folder)
+
+
+def test_a_hidden_folder_without_permission_is_left_out(folder, monkeypatch):
+    (folder / ".git").mkdir()
+    scan = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: pytest.fail("opened") if ".git" in str(path) else scan(path))
+    assert texts(folder) == [TEXTS[name] for name in sorted(TEXTS)]
+
+
 def test_the_description_of_sources_follows_their_files(folder, monkeypatch):
     before = describe_sources(folder)
     monkeypatch.chdir(folder.parent)

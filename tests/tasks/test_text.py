@@ -182,7 +182,8 @@ def test_short_documents_are_scored_joined(options, tmp_path):
     ("change", "message"),
     [
         ({"train": []}, "has no text: set the option train to a file"),
-        ({"valid": "lost"}, "There is no file or folder 'lost'"),
+        ({"valid": "lost"}, "Task 'text', option valid: There is no file or folder 'lost'"),
+        ({"tokenizer": "bpe"}, "'bpe' must say the size of its vocabulary, as bpe:8192"),
         ({"tokenizer": "bpe:many"}, "must say the size of its vocabulary, as bpe:8192"),
         ({"tokenizer": "bpe:100"}, "needs at least 258 entries"),
         ({"tokenizer": "lost/folder"}, "There is no tokenizer in 'lost/folder'"),

@@ -7,6 +7,7 @@ import gzip
 import io
 import json
 import lzma
+import os
 import tarfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
@@ -55,9 +56,7 @@ def find_files(source: Source) -> tuple[list[Path], str]:
     """The files a local source reads, and the part of its path that lies inside an archive ("" for none)."""
     path = Path(source).expanduser()
     if path.is_dir():
-        files = sorted(
-            file for file in path.rglob("*") if file.is_file() and not _is_hidden(file.relative_to(path).parts)
-        )
+        files = sorted(file for file in _walk(path) if file.is_file())
         if not files:
             raise ValueError(f"The folder {str(source)!r} holds no files; put text files into it.")
         return files, ""
@@ -73,6 +72,17 @@ def find_files(source: Source) -> tuple[list[Path], str]:
     raise ValueError(
         f"There is no file or folder {str(source)!r}; check the path (relative ones start at {Path.cwd()})."
     )
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    """What lies in a folder and in those inside it, hidden ones left out; none of them may be closed to us."""
+
+    def refuse(error: OSError) -> None:
+        raise ValueError(f"The folder {error.filename!r} cannot be read ({error.strerror}); check its permissions.")
+
+    for place, folders, names in os.walk(folder, onerror=refuse):
+        folders[:] = [name for name in folders if not _is_hidden((name,))]
+        yield from (Path(place) / name for name in names if not _is_hidden((name,)))
 
 
 def describe_sources(sources: Sources) -> str:

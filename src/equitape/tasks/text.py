@@ -8,6 +8,7 @@ import logging
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -84,8 +85,11 @@ class Text(Task):
             sources = getattr(options, which)
             if not sources:
                 raise ValueError(f"Task 'text' has no text: set the option {which} to a file, a folder or an archive.")
-            # a path that leads nowhere is refused before any work
-            read_documents(sources)
+            try:
+                # a path that leads nowhere is refused before any work
+                read_documents(sources)
+            except ValueError as error:
+                raise ValueError(f"Task 'text', option {which}: {error}") from None
         self.tokenizer = self._choose_tokenizer()
         self.vocab_size = len(self.tokenizer)
         self.eos_token_id = self.tokenizer.eos_token_id
@@ -94,7 +98,8 @@ class Text(Task):
 
     def _choose_tokenizer(self) -> Any:
         given = self.options.tokenizer
-        if not given.startswith(BPE_PREFIX):
+        forgotten = given == BPE_PREFIX.rstrip(":") and not Path(given).exists()
+        if not given.startswith(BPE_PREFIX) and not forgotten:
             return load_tokenizer(given)
         size = given.removeprefix(BPE_PREFIX)
         if not size.isdigit():
