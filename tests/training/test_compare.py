@@ -17,12 +17,12 @@ from equitape.report import write_report
 from equitape.training import checkpoints, parallel
 from equitape.training import compare as comparison
 from equitape.training import run as single
-from equitape.training.compare import compare, explain
+from equitape.training.compare import compare
 from equitape.training.environment import join_environments
 from equitape.training.log import StepLog
 from equitape.training.plan import make_plan
 from equitape.training.recipe import parse_recipe, to_yaml
-from equitape.training.run import PadTo, execute
+from equitape.training.run import PadTo, execute, explain
 
 runner = CliRunner()
 KEYS = {
@@ -246,20 +246,43 @@ def test_options_at_their_defaults_are_no_difference(finished):
     options = plan().task.options.to_dict()
     for task in (SMALL["task"], {**options, "name": "addition"}):
         recipe = parse_recipe({**given, "task": task})
-        comparison.check_directory(finished, recipe)
+        comparison.check_directory(finished, make_plan(recipe))
         written = (finished / "recipe.yaml").read_text()
         try:
             (finished / "recipe.yaml").write_text(to_yaml(recipe))
-            comparison.check_directory(finished, plan(**{key: given[key] for key in ("seeds", "train")}).recipe)
+            comparison.check_directory(finished, plan(**{key: given[key] for key in ("seeds", "train")}))
         finally:
             (finished / "recipe.yaml").write_text(written)
+
+
+def test_data_that_changed_are_refused(tmp_path):
+    """Encodings trained on different texts must not stand side by side."""
+    text = tmp_path / "text.txt"
+    options = {"length": 32, "factors": [1], "eval_tokens": 32, "cache": str(tmp_path / "cache")}
+    task = {"name": "text", "train": str(text), "valid": str(text), **options}
+
+    def of(*encodings):
+        with pytest.warns(UserWarning, match="train and valid name the same text"):
+            return plan(task=task, encodings=list(encodings))
+
+    text.write_text("one and two are three " * 40)
+    compare(of("rope"), tmp_path / "out")
+    compare(of("rope", "nope"), tmp_path / "out")
+    text.write_text("two and two are four " * 40)
+    with pytest.raises(ValueError, match=r"holds runs on other data: what task.train or task.valid names has changed"):
+        compare(of("rope", "alibi"), tmp_path / "out")
+    with pytest.raises(ValueError, match="holds runs on other data"):
+        execute(of("rope"), "rope", 0, tmp_path / "out" / "runs" / "rope-seed0", resume=True)
+    # made before digests were kept
+    (tmp_path / "out" / "data-digest.txt").unlink()
+    comparison.check_directory(tmp_path / "out", of("rope"))
 
 
 def test_a_single_run_is_no_comparison(tmp_path):
     given = plan(encodings=["rope"], seeds=[0])
     execute(given, "rope", 0, tmp_path)
     with pytest.raises(ValueError, match="holds a single run, of equitape train; choose another directory"):
-        comparison.check_directory(tmp_path, given.recipe)
+        comparison.check_directory(tmp_path, given)
 
 
 def test_same_label_for_another_encoding_is_refused(tmp_path):
@@ -345,6 +368,18 @@ def test_environments_of_several_runs_are_joined():
         "date": "2026-01-02, 2026-01-09",
         "side_by_side": "1, 2",
     }
+
+
+def test_train_tells_of_too_little_memory_in_a_line(tmp_path, monkeypatch):
+    def fail(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(single, "fit", fail)
+    (tmp_path / "small.yaml").write_text(to_yaml(plan().recipe))
+    result = CliRunner().invoke(app, ["train", str(tmp_path / "small.yaml"), "--out", str(tmp_path / "out")])
+    assert result.exit_code == 1
+    assert "Out of memory. Try a larger train.accumulation" in result.output
+    assert "Traceback" not in result.output
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ def compare(
     try:
         plan = make_plan(load_recipe(recipe, overrides or []))
         out = out or Path("runs") / plan.recipe.name
-        comparison.check_directory(out, plan.recipe)
+        comparison.check_directory(out, plan)
         if not dry_run:
             make_directory(out)
     except ValueError as error:

@@ -36,11 +36,13 @@ def train(
 
     Interrupted, it goes on with --resume from its last checkpoint. On several devices: torchrun -m equitape train ...
     """
+    import torch
+
     from ..training.files import make_directory
     from ..training.fit import check_processes
     from ..training.plan import make_plan
     from ..training.recipe import load_recipe
-    from ..training.run import check_directory, execute, folder_name, single_run
+    from ..training.run import check_data, check_directory, execute, explain, folder_name, single_run
     from ..training.show import show_plan, show_run
 
     try:
@@ -52,6 +54,7 @@ def train(
         plan = make_plan(single_run(loaded, choice.label, number))
         out = out or Path("runs") / f"{loaded.name}-{folder_name(choice.label, number)}"
         check_directory(out, plan.recipe, resume)
+        check_data(out, plan.task)
         if not dry_run:
             make_directory(out)
     except ValueError as error:
@@ -62,7 +65,11 @@ def train(
     # one of several processes tells
     if plan.data and os.environ.get("RANK", "0") == "0":
         typer.echo(f"Training data: {plan.data}", err=True)
-    entry = execute(plan, choice.label, number, out, resume=resume, console=Console(stderr=True))
+    try:
+        entry = execute(plan, choice.label, number, out, resume=resume, console=Console(stderr=True))
+    except torch.OutOfMemoryError as error:
+        typer.echo(explain(error), err=True)
+        raise typer.Exit(1) from None
     if entry is None:
         # another of several processes tells
         return

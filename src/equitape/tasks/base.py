@@ -85,6 +85,11 @@ class Task:
         """Tokens of the longest sequence that evaluation runs, the answer included."""
         raise NotImplementedError
 
+    @property
+    def data_digest(self) -> str | None:
+        """Of what the task reads, so that a change shows; None where it makes its own data."""
+        return None
+
     def training_set(self, seed: int) -> Dataset[dict[str, Tensor]]:
         """Numbered examples: `input_ids`, `labels` and, where needed, `segment_ids`, all [T]."""
         raise NotImplementedError

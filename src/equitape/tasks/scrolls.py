@@ -123,9 +123,15 @@ class Scrolls(Task):
             raise ValueError(
                 f"Task 'scrolls': the tokenizer in {options.tokenizer!r} has no mark for the end of answers."
             )
-        self.train_items = load_examples(options.dataset, options.train, "train").items
-        self.valid_items = load_examples(options.dataset, options.valid, "valid").items
+        trained = load_examples(options.dataset, options.train, "train")
+        judged = load_examples(options.dataset, options.valid, "valid")
+        self.train_items, self.valid_items = trained.items, judged.items
+        self._digest = f"{trained.digest} {judged.digest}"
         self._check_room()
+
+    @property
+    def data_digest(self) -> str:
+        return self._digest
 
     @property
     def trained_length(self) -> int:

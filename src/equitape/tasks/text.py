@@ -6,6 +6,7 @@ that do not overlap, so that lengths differ in context alone.
 
 import logging
 import math
+import warnings
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -90,6 +91,9 @@ class Text(Task):
                 read_documents(sources)
             except ValueError as error:
                 raise ValueError(f"Task 'text', option {which}: {error}") from None
+        if options.train == options.valid:
+            message = "Task 'text': train and valid name the same text; scores will say how well it is remembered."
+            warnings.warn(message, stacklevel=2)
         self.tokenizer = self._choose_tokenizer()
         self.vocab_size = len(self.tokenizer)
         self.eos_token_id = self.tokenizer.eos_token_id
@@ -111,6 +115,17 @@ class Text(Task):
         """Tokens of the held-out text."""
         return build_tokens(self.options.valid, self.tokenizer, self.options.cache, self.options.valid_documents)
 
+    @cached_property
+    def train_store(self) -> TokenStore:
+        """Tokens of the text to train on."""
+        return build_tokens(self.options.train, self.tokenizer, self.options.cache)
+
+    @property
+    def data_digest(self) -> str:
+        # what is streamed is known only when all of it was read
+        trained = "streamed" if self.options.stream else self.train_store.facts.digest
+        return f"{trained} {self.valid_store.facts.digest}"
+
     @property
     def trained_length(self) -> int:
         return self.options.length
@@ -129,8 +144,7 @@ class Text(Task):
         }
         if options.stream:
             return StreamedRows(options.train, self.tokenizer, options.length, **rows)  # type: ignore[arg-type]
-        store = build_tokens(options.train, self.tokenizer, self.options.cache)
-        return PackedDataset(store, options.length, **rows)  # type: ignore[arg-type]
+        return PackedDataset(self.train_store, options.length, **rows)  # type: ignore[arg-type]
 
     def collate(self, examples: list[dict[str, Tensor]]) -> dict[str, Tensor]:
         return collate_rows(examples)

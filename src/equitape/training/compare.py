@@ -51,8 +51,8 @@ from .files import write_json, write_text
 from .log import LOG
 from .parallel import side_by_side
 from .plan import Plan, make_plan
-from .recipe import Recipe, parse_recipe, resolved, to_yaml
-from .run import describe_run, execute, finished
+from .recipe import parse_recipe, resolved, to_yaml
+from .run import describe_run, execute, explain, finished
 
 RESULTS = "results.json"
 RUNS = "runs"
@@ -65,8 +65,9 @@ def compare(plan: Plan, out_dir: Path, *, jobs: int = 1, console: Console | None
     A run that fails costs the others nothing; it is tried again the next time. jobs: processes that run side by side.
     """
     console = console or Console(quiet=True)
-    check_directory(out_dir, plan.recipe)
+    check_directory(out_dir, plan)
     write_text(out_dir / run.RECIPE, to_yaml(plan.recipe))
+    run.keep_digest(out_dir, plan.task)
     # one seed of everything before the second of anything: what is interrupted can be compared, and what one run has
     # compiled serves those of other seeds
     runs = sorted(plan.runs, key=lambda run: run[0].seeds.index(run[1]))
@@ -99,13 +100,15 @@ def compare(plan: Plan, out_dir: Path, *, jobs: int = 1, console: Console | None
     return results
 
 
-def check_directory(out_dir: Path, recipe: Recipe) -> None:
+def check_directory(out_dir: Path, plan: Plan) -> None:
     """More encodings and seeds may be added to a comparison; all else must be as it was."""
+    recipe = plan.recipe
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError("compare is one process, with --jobs for more; start several processes of equitape train.")
     if (out_dir / LOG).exists():
         raise ValueError(f"{out_dir} holds a single run, of equitape train; choose another directory.")
     run.check_directory(out_dir, recipe, resume=True, varies=("encodings", "seeds"))
+    run.check_data(out_dir, plan.task)
     for choice in recipe.choices:
         for seed in choice.seeds:
             folder = run_folder(out_dir, choice.label, seed)
@@ -137,14 +140,6 @@ def attempt(
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-
-
-def explain(error: Exception, jobs: int) -> str:
-    """Why a run failed, in a line."""
-    if isinstance(error, torch.OutOfMemoryError):
-        fewer = f"fewer runs than {jobs} at a time (--jobs), " if jobs > 1 else ""
-        return f"Out of memory. Try {fewer}a larger train.accumulation or train.gradient_checkpointing=true."
-    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def describe_failure(plan: Plan, label: str, seed: int, reason: str) -> dict[str, Any]:

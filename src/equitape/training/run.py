@@ -29,6 +29,7 @@ from .start import start_model
 
 RUN = "run.json"
 RECIPE = "recipe.yaml"
+DATA = "data-digest.txt"
 UNIMPORTANT = ("name", "description", "claims", "claims_source", "train.workers", "train.log_every", "train.save_every",
                "train.keep")  # fmt: skip
 """Parts of a recipe that change no loss and no score."""
@@ -69,6 +70,7 @@ def execute(
     """
     recipe, task = plan.recipe, plan.task
     check_directory(run_dir, single_run(recipe, label, seed), resume)
+    check_data(run_dir, task)
     done = finished(run_dir) if resume else None
     if done is not None:
         return done
@@ -76,6 +78,7 @@ def execute(
     processes.wait_for_everyone()
     if processes.is_main_process:
         write_text(run_dir / RECIPE, to_yaml(single_run(recipe, label, seed)))
+        keep_digest(run_dir, task)
     settings = replace(recipe.train, seed=seed)
     start = recipe.choose(label).start
     config = plan.configs[label]
@@ -126,6 +129,14 @@ def execute(
         checkpoints.discard(run_dir)
     write_json(run_dir / RUN, entry)
     return plain(entry)
+
+
+def explain(error: Exception, side_by_side: int = 1) -> str:
+    """Why a run failed, in a line."""
+    if isinstance(error, torch.OutOfMemoryError):
+        fewer = f"fewer runs than {side_by_side} at a time (--jobs), " if side_by_side > 1 else ""
+        return f"Out of memory. Try {fewer}a larger train.accumulation or train.gradient_checkpointing=true."
+    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def build_model(config: EquitapeConfig, seed: int) -> EquitapeForCausalLM:
@@ -206,6 +217,22 @@ def check_directory(directory: Path, recipe: Recipe, resume: bool, varies: tuple
         )
     if not resume:
         raise ValueError(f"{directory} holds this run already; continue it with --resume, or choose another directory.")
+
+
+def check_data(directory: Path, task: Task) -> None:
+    """Refuse to go on in a directory whose runs have read other data than the task would read now."""
+    path = directory / DATA
+    if task.data_digest is not None and path.exists() and path.read_text().strip() != task.data_digest:
+        raise ValueError(
+            f"{directory} holds runs on other data: what task.train or task.valid names has changed since. Choose "
+            f"another directory, or remove it."
+        )
+
+
+def keep_digest(directory: Path, task: Task) -> None:
+    """For `check_data`."""
+    if task.data_digest is not None:
+        write_text(directory / DATA, f"{task.data_digest}\n")
 
 
 def find_differences(path: Path, recipe: Recipe, ignored: tuple[str, ...]) -> list[str]:
