@@ -241,6 +241,14 @@ def test_weights_that_are_not_there(tmp_path):
         adapt(tmp_path)
 
 
+def test_a_file_that_was_cut_off(tmp_path):
+    make_source().save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1000])
+    with pytest.raises(ValueError, match=r"The model .* cannot be read \("):
+        adapt(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [

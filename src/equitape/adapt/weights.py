@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.initialization import no_init_weights
@@ -56,7 +57,7 @@ def load_source(base: Base, dtype: str | torch.dtype = "auto", check: Check | No
         if check is not None:
             check(config)
         model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise ValueError(f"The model {str(base)!r} cannot be read ({_first_line(error)}).") from error
     check_loaded(model, "auto")
     return model
