@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 import equitape
 from equitape.cli import app
 from equitape.evaluation import EVALUATIONS, available_evaluations
+from equitape.evaluation.write import contexts_part
 from gguf_files import write_gguf
 
 runner = CliRunner()
@@ -101,6 +102,12 @@ def test_originals_adapters_and_runs(base, tmp_path):
     assert answers(tmp_path / "run", name="of-run")[0] == "EquitapeForCausalLM"
     said = invoke(tmp_path / "fresh", *PASSKEY, code=2)
     assert "holds an adapter; name the model it was trained on with --base" in said
+
+
+def test_models_of_different_contexts_are_marked():
+    reports = {name: {"model": {"context": context}} for name, context in (("a", 64), ("b", 4096), ("c", None))}
+    assert "Contexts differ (a 64, b 4,096, c unknown)" in contexts_part(reports)[0]
+    assert contexts_part({"a": reports["a"], "d": reports["a"]}) == []
 
 
 def test_beside(ours, base, tmp_path):

@@ -27,7 +27,7 @@ def page(reports: dict[str, dict[str, Any]], plots: list[Plot]) -> str:
     parts = [f"# {report['task']}: {name}"]
     parts += [" ".join(report["protocol"])]
     parts += ["\n".join(f"- {note}" for note in report["notes"])] if report["notes"] else []
-    parts += ["## Figures", markdown_table(figures_table(reports))]
+    parts += ["## Figures", markdown_table(figures_table(reports)), *contexts_part(reports)]
     parts += ["## At short lengths", *short_part(reports)]
     parts += [f"![{plot.alt}]({plot.name}.png)" for plot in plots]
     parts += ["## How it was made", markdown_table(facts_table(report))]
@@ -51,6 +51,17 @@ def figures_table(reports: dict[str, dict[str, Any]]) -> Table:
         if name in first["metrics"]
     ]
     return Table(title="Figures", columns=["", *reports], rows=rows)
+
+
+def contexts_part(reports: dict[str, dict[str, Any]]) -> list[str]:
+    """A warning where a figure may be of one length for one model and of another for the next."""
+    contexts = {name: report["model"]["context"] for name, report in reports.items()}
+    if len(set(contexts.values())) == 1:
+        return []
+    told = ", ".join(f"{name} {'unknown' if size is None else f'{size:,}'}" for name, size in contexts.items())
+    return [
+        f"Contexts differ ({told}): compare models by the rows of one length; others go by each model's own context."
+    ]
 
 
 def short_part(reports: dict[str, dict[str, Any]]) -> list[str]:
