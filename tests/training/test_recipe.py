@@ -197,22 +197,22 @@ WRONG = {
     "learned table": (
         {"encodings": [{"kind": "learned", "num_positions": 8}]},
         [],
-        "Encoding 'learned' has a learned table of 8 positions and task 'addition' runs 10 tokens",
+        "Encoding 'learned' does not fit task 'addition': its learned table of 8 positions is too short for 10 tokens",
     ),
     "learned table of the model": (
         {"encodings": ["learned"]},
         ["model.max_position_embeddings=9"],
-        "has a learned table of 9 positions",
+        "its learned table of 9 positions",
     ),
     "range of random ids": (
         {"encodings": ["randpe"]},
         ["model.max_position_embeddings=6"],
-        "Encoding 'randpe' draws ids from a range of 6 and task 'addition' runs 7 tokens",
+        "Encoding 'randpe' does not fit task 'addition': it draws ids from a range of 6, too small for 7 tokens",
     ),
     "range of random ids while testing": (
         {"encodings": [{"kind": "randpe", "range": 9, "sample_in_eval": True}]},
         [],
-        "draws ids from a range of 9 and task 'addition' runs 10 tokens",
+        "draws ids from a range of 9, too small for 10 tokens",
     ),
     "heads": ({}, ["model.num_attention_heads=3"], "not a multiple of num_attention_heads 3"),
     "no width": ({}, ["model.intermediate_size=0"], "intermediate_size is 0; it must be 1 or more"),

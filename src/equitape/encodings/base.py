@@ -105,6 +105,9 @@ class PositionalEncoding(HookedModule):
             )
         options.check(geometry)
 
+    def check_lengths(self, trained: int, tested: int) -> None:
+        """Refuse to be trained and tested on rows of so many tokens; most encodings take any number."""
+
     @property
     def cache_refusal(self) -> str | None:
         """Why a key-value cache cannot be used, or None when it can."""

@@ -34,6 +34,14 @@ class Learned(PositionalEncoding):
         super().__init__(options, geometry)
         self.table = nn.Embedding(options.num_positions or geometry.max_positions, geometry.hidden_size)
 
+    def check_lengths(self, trained: int, tested: int) -> None:
+        rows, needed = self.table.num_embeddings, max(trained, tested)
+        if rows < needed:
+            raise ValueError(
+                f"its learned table of {rows} positions is too short for {needed} tokens; give it num_positions of "
+                f"{needed} or more"
+            )
+
     def embed(self, x: Tensor, positions: Positions) -> Tensor:
         rows = self.table.num_embeddings
         if may_read():

@@ -56,11 +56,22 @@ class RandPE(PositionalEncoding):
     def _samples(self) -> bool:
         return self.training or self.options.sample_in_eval
 
+    @property
+    def _range(self) -> int:
+        return self.options.range or self.geometry.max_positions
+
+    def check_lengths(self, trained: int, tested: int) -> None:
+        needed = max(trained, tested) if self.options.sample_in_eval else trained
+        if self._range < needed:
+            raise ValueError(
+                f"it draws ids from a range of {self._range}, too small for {needed} tokens; give it a range of "
+                f"{needed} or more"
+            )
+
     def map_ids(self, positions: Positions, batch_size: int) -> Positions:
         if not self._samples:
             return positions
-        num_tokens = positions.ids.shape[1]
-        reach = self.options.range or self.geometry.max_positions
+        num_tokens, reach = positions.ids.shape[1], self._range
         if num_tokens > reach:
             raise ValueError(
                 f"Encoding 'randpe' draws ids from a range of {reach}, but the input has {num_tokens} tokens; "

@@ -7,8 +7,6 @@ import torch
 
 from ..adapt.vocabulary import check_vocabulary
 from ..encodings import build_encoding
-from ..encodings.learned import Learned
-from ..encodings.randpe import RandPE
 from ..model import EquitapeConfig, EquitapeForCausalLM
 from ..tasks import Task, build_task
 from .fit import ENDLESS_STEPS, MEASURED_EXAMPLES, count_steps
@@ -70,20 +68,12 @@ def build_config(recipe: Recipe, task: Task, choice: EncodingChoice) -> Equitape
     assert isinstance(config.encoding, dict)
     with torch.device("meta"):
         encoding = build_encoding(config.encoding, config.geometry)
-    if isinstance(encoding, Learned) and encoding.table.num_embeddings < task.tested_length:
+    try:
+        encoding.check_lengths(task.trained_length, task.tested_length)
+    except ValueError as error:
         raise ValueError(
-            f"Encoding {choice.label!r} has a learned table of {encoding.table.num_embeddings} positions and task "
-            f"{task.name!r} runs {task.tested_length} tokens; give it num_positions of {task.tested_length} or more, "
-            f"or shorten the task."
-        )
-    if isinstance(encoding, RandPE):
-        reach = encoding.options.range or config.max_position_embeddings
-        needed = task.tested_length if encoding.options.sample_in_eval else task.trained_length
-        if reach < needed:
-            raise ValueError(
-                f"Encoding {choice.label!r} draws ids from a range of {reach} and task {task.name!r} runs {needed} "
-                f"tokens; give it a range of {needed} or more, or shorten the task."
-            )
+            f"Encoding {choice.label!r} does not fit task {task.name!r}: {error}, or shorten the task."
+        ) from None
     return config
 
 
