@@ -55,6 +55,18 @@ def test_cudnn_serves_training_prefill_and_decoding(case):
     assert not any("math" in name for name in used)
 
 
+@pytest.mark.parametrize("key_value_heads", [2, 4])
+@pytest.mark.parametrize("case", ["alibi", "t5", "fire"])
+def test_biased_scores_are_never_written_out(case, key_value_heads):
+    model = on_gpu(case, num_key_value_heads=key_value_heads)
+    tokens = tokens_on_gpu(2, 256)
+    used = operators(lambda: model(tokens, labels=tokens, use_cache=False).loss.backward())
+    with torch.no_grad():
+        used |= operators(lambda: model(tokens, use_cache=False))
+    assert any("attention" in name for name in used)
+    assert not any("math" in name for name in used)
+
+
 @pytest.mark.parametrize("case", ["rope", "tape"])
 def test_compiled_models_use_cudnn_and_make_phasors_once(case):
     model = on_gpu(case)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from cases import build, draw_tokens, gap
+from cases import CASES, build, draw_tokens, gap
 from equitape.model import attention
 
 
@@ -62,3 +62,23 @@ def test_padding_behind_the_tokens_needs_no_dense_mask(side, masked, monkeypatch
     model(tokens, attention_mask=mask, use_cache=False)
     assert len(seen) == model.config.num_hidden_layers
     assert all((mask is not None) == masked for mask in seen)
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("case", CASES)
+def test_fused_kernels_could_take_what_attention_gets(case, autocast, monkeypatch):
+    """Query, key and value of one dtype, and a bias whose keys lie side by side: what no fused kernel does without."""
+    model = build(case, dtype=torch.float32, attn_implementation="sdpa")
+    calls = []
+
+    def attend(query, key, value, attn_mask=None, *args, real=torch.nn.functional.scaled_dot_product_attention, **rest):
+        calls.append((query, key, value, attn_mask))
+        return real(query, key, value, attn_mask, *args, **rest)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", attend)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        model(draw_tokens(2, 24), use_cache=False)
+    assert len(calls) >= model.config.num_hidden_layers
+    for query, key, value, mask in calls:
+        assert query.dtype == key.dtype == value.dtype == (torch.bfloat16 if autocast else torch.float32)
+        assert mask is None or mask.stride(-1) == 1

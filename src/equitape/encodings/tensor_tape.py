@@ -133,7 +133,9 @@ class TensorTapeLayer(LayerEncoding):
             mixed = torch.einsum(f"bgnmlr->bn{axes}{''.join(rest)}", tensors)
             shape = mixed.shape
             mixed = mixed.flatten(2, 1 + len(axes)).flatten(3)
-            mixed = self.mix_out @ (psi[..., None] * (self.mix_in @ mixed))
+            # not `@`, which would make a small product for every token
+            mixed = psi[..., None] * torch.einsum("jc,bnce->bnje", self.mix_in, mixed)
+            mixed = torch.einsum("cj,bnje->bnce", self.mix_out, mixed)
             mixed = torch.einsum(f"bn{axes}{''.join(rest)}->bgnmlr", mixed.reshape(shape))
             state = state + mixed.flatten(3)
         return state
@@ -142,10 +144,11 @@ class TensorTapeLayer(LayerEncoding):
         return state.unflatten(-1, (self.blocks, self.options.channels, self.options.components))
 
     def _contract(self, x: Tensor, tensors: Tensor) -> Tensor:
+        """[B, H, N, L * M] and [B or 1, G, N, M, L, R] to [B, H, N, R * M]."""
         tensors = tensors.repeat_interleave(x.shape[1] // tensors.shape[1], dim=1)
-        return torch.einsum(
-            "bhnlm,bhnmlr->bhnrm", x.unflatten(-1, (-1, self.blocks)), tensors.expand(x.shape[0], -1, -1, -1, -1, -1)
-        ).flatten(3)
+        blocks = x.unflatten(-1, (-1, self.blocks)).transpose(-1, -2)
+        # not einsum, which would make a product of 1 x L and L x R matrices for every block of every token
+        return (blocks[..., None] * tensors).sum(-2).transpose(-1, -2).flatten(3)
 
 
 @register_encoding("tensor_tape")

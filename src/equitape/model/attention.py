@@ -97,6 +97,8 @@ class EquitapeAttention(nn.Module):
                 # attention keeps the widened value for its backward pass: read there, the state is not kept twice
                 state = value[..., self.head_dim :]
         query, key = self.encoding("rotate", query.transpose(1, 2), key.transpose(1, 2), state)
+        # so may encodings whose state is float32; the kernel is chosen, and keys are cached, by what we have here
+        query, key = query.to(value.dtype), key.to(value.dtype)
         if past_key_values is not None:
             key, value = past_key_values.update(key, value, cache_layer)
 
@@ -148,7 +150,8 @@ def attend(
         if bias is not None:
             hidden = torch.finfo(query.dtype).min
             additive = bias.to(query.dtype) if mask.dtype == torch.bool else bias.to(query.dtype) + mask
-            mask = torch.where(visible, additive, hidden)
+            # an encoding that computes heads last would leave them last in memory, which no fused kernel takes
+            mask = torch.where(visible, additive, hidden).contiguous()
     if implementation == "sdpa" and query.is_cuda:
         return cuda_attention(query, key, value, mask, dropout, scaling), None
     function = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention)

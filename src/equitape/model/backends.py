@@ -69,14 +69,16 @@ def cuda_attention(
         key, value = key[:, :, :num_tokens], value[:, :, :num_tokens]
     half = query.dtype in HALF_PRECISION
     ratio = query.shape[1] // key.shape[1]
-    if ratio > 1 and not half:
+    # only cuDNN takes grouped heads, and it takes neither float32 nor a bias that is trained
+    grouped = ratio > 1 and half and not (mask is not None and mask.requires_grad)
+    if ratio > 1 and not grouped:
         key, value = key.repeat_interleave(ratio, dim=1), value.repeat_interleave(ratio, dim=1)
     if not torch.compiler.is_compiling():
-        warn_of_slow_kernel(query, key, value, mask, dropout, causal, half and ratio > 1)
+        warn_of_slow_kernel(query, key, value, mask, dropout, causal, grouped)
 
     def attend(columns: Tensor) -> Tensor:
         return nn.functional.scaled_dot_product_attention(
-            query, key, columns, mask, dropout, causal, scale=scaling, enable_gqa=half and ratio > 1
+            query, key, columns, mask, dropout, causal, scale=scaling, enable_gqa=grouped
         ).transpose(1, 2)
 
     if not half:
