@@ -4,6 +4,9 @@ import json
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -217,6 +220,58 @@ def test_a_process_that_dies_side_by_side(tmp_path, monkeypatch):
     assert [run["status"] for run in results["runs"]] == ["missing", "missing"]
     monkeypatch.undo()
     assert [run["status"] for run in compare(plan(), tmp_path)["runs"]] == ["done", "done"]
+
+
+WAITING = """
+import os, pathlib, sys, time
+from rich.console import Console
+from equitape.training.parallel import side_by_side
+
+def work(name):
+    path = pathlib.Path(sys.argv[1]) / name
+    path.with_suffix(".new").write_text(str(os.getpid()))
+    path.with_suffix(".new").rename(path)
+    time.sleep(120)
+
+if __name__ == "__main__":
+    names = {("a", 0): ("a",), ("b", 0): ("b",)}
+    list(side_by_side(work, names, 2, {key: pathlib.Path("nothing") for key in names}, None, Console(quiet=True)))
+"""
+
+
+def wait_until(condition, seconds=60):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return
+        time.sleep(0.1)
+    pytest.fail(f"Not so after {seconds} s.")
+
+
+def is_alive(process):
+    status = Path(f"/proc/{process}/stat")
+    try:
+        return status.read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks at processes in /proc")
+def test_runs_side_by_side_end_with_the_comparison(tmp_path):
+    """A run left over from a comparison that was killed would write where the next one continues it."""
+    (tmp_path / "waiting.py").write_text(WAITING)
+    (tmp_path / "runs").mkdir()
+    command = [sys.executable, tmp_path / "waiting.py", tmp_path / "runs"]
+    comparison = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    files = [tmp_path / "runs" / name for name in "ab"]
+    try:
+        wait_until(lambda: all(file.exists() for file in files))
+        workers = [file.read_text() for file in files]
+        assert all(map(is_alive, workers))
+    finally:
+        comparison.kill()
+        comparison.wait()
+    wait_until(lambda: not any(map(is_alive, workers)))
 
 
 def test_last_step_of_a_log(tmp_path):

@@ -2,10 +2,11 @@
 
 import json
 import os
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ def side_by_side(
     """
     jobs = min(jobs, len(arguments))
     pool = ProcessPoolExecutor(
-        jobs, mp_context=get_context("spawn"), initializer=share_threads, initargs=(torch.get_num_threads(), jobs)
+        jobs, mp_context=get_context("spawn"), initializer=begin_worker, initargs=(torch.get_num_threads(), jobs)
     )
     columns = (
         TextColumn("{task.description:>20}"),
@@ -58,9 +59,21 @@ def side_by_side(
                     yield futures[future], None
 
 
-def share_threads(threads: int, jobs: int) -> None:
-    """Processes side by side get their share of the threads: more would only wait for each other."""
+def begin_worker(threads: int, jobs: int) -> None:
+    """Take a share of the threads, since more would only wait for each other, and end with the process that asked.
+
+    However that one is killed: a run that went on alone would be in the way of the one that continues it.
+    """
     torch.set_num_threads(max(1, threads // jobs))
+    threading.Thread(target=end_with_parent, daemon=True).start()
+
+
+def end_with_parent() -> None:
+    """Wait for the parent process to end, then end this one as a kill would."""
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def last_step(log: Path) -> int:
