@@ -76,7 +76,9 @@ def randomise(model: torch.nn.Module, seed: int = 0) -> None:
 
 def build(case: str, options: dict | None = None, dtype=torch.float64, seed: int = 0, **changes) -> EquitapeForCausalLM:
     """A small model in evaluation mode with random weights."""
-    model = EquitapeForCausalLM(tiny_config(case, options, **changes))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = EquitapeForCausalLM(tiny_config(case, options, **changes))
     randomise(model, seed)
     return model.to(dtype).eval()
 

@@ -7,7 +7,8 @@ import torch
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from cases import build, draw_tokens, gap
+from cases import build, draw_tokens, gap, tiny_config
+from equitape import EquitapeForCausalLM
 from equitape.encodings import Geometry, Positions
 from equitape.encodings.alibi import slopes
 from equitape.encodings.base import ENCODINGS
@@ -88,6 +89,22 @@ def test_cope_by_counting():
                 at = scale * q @ layer.embedding
                 expected = at[low] * (1 - (count - low)) + at[high] * (count - low)
                 assert bias[0, head, i, j].item() == pytest.approx(expected.item(), abs=1e-9)
+
+
+def test_fire_starts_with_a_network_that_bends():
+    """As torch's own layers start, whatever the model's initializer_range: with zero offsets it would be a line."""
+    torch.manual_seed(0)
+    model = EquitapeForCausalLM(tiny_config("fire"))
+    layer = model.model.layers[0].self_attn.encoding
+    for linear in (layer.inner, layer.outer):
+        bound = linear.in_features**-0.5
+        for parameter in (linear.weight, linear.bias):
+            assert parameter.abs().max() <= bound
+        assert linear.weight.abs().max() > 0.7 * bound
+    ratios = torch.linspace(0, 1, 101)[:, None]
+    heights = layer.outer(torch.relu(layer.inner(ratios)))
+    # of a line these are rounding errors
+    assert heights.diff(n=2, dim=0).abs().amax(0).min() > 1e-4
 
 
 @pytest.mark.parametrize("case", ["alibi", "t5", "fire", "cope"])

@@ -24,6 +24,7 @@ from equitape.report.tables import (
     runs_table,
     spread_cell,
 )
+from equitape.report.write import findings
 
 
 @pytest.fixture(scope="module")
@@ -155,8 +156,8 @@ def test_metrics_in_and_out_of_distribution_stand_apart(results, folder):
     assert "exact match inside" not in outside
 
 
-def best_of(values, higher=True, statuses=()):
-    """The label marked best when encodings a, b, ... have these values over seeds."""
+def summary_of(values, higher=True, statuses=()):
+    """Of encodings a, b, ... with these values over seeds."""
     runs = []
     for label, scores in values.items():
         for seed, score in enumerate(scores):
@@ -166,7 +167,12 @@ def best_of(values, higher=True, statuses=()):
         runs += [make_run(label, 99, 1.0, "failed", "no") for name in statuses if name == label]
     results = {**make_results(), "runs": runs}
     results["task"] = {**results["task"], "headline": "points", "higher_is_better": higher}
-    return summarise(results).best("points")
+    return summarise(results)
+
+
+def best_of(values, **rest):
+    """The label marked best."""
+    return summary_of(values, **rest).best("points")
 
 
 def test_best_is_marked_only_beyond_the_spread():
@@ -183,6 +189,26 @@ def test_best_is_marked_only_beyond_the_spread():
     assert best_of({"a": [1, 1, 1], "b": [1, 1, 1]}) is None
     assert best_of({"a": [10, 11, 12]}) is None
     assert best_of({"a": [5, 6, math.inf], "b": [1, 2, 3]}, higher=False) is None
+
+
+@pytest.mark.parametrize(
+    ("values", "statuses", "said"),
+    [
+        ({"a": [10, 11, 12], "b": [1, 2, 3]}, [], "a leads with points 11.00, by more than the seeds spread."),
+        ({"a": [10, 11, 12], "b": [9, 10, 11]}, [], "not by more than the seeds spread: no encoding is marked best"),
+        ({"a": [11], "b": [1, 2, 3]}, [], "from a single seed: no spread is known, so nothing is marked best"),
+        (
+            {"a": [10, 11, 12], "b": [1, 2, 3], "c": [2], "d": [3]},
+            [],
+            "11.00, by more than the seeds spread; no spread is known of c, d, with one seed, so nothing is marked best",
+        ),
+        ({"a": [10, 11, 12], "b": [2]}, [], "11.00; no spread is known of b"),
+        ({"a": [10, 11, 12], "b": [1, 2, 3]}, ["a"], "spread; not all of its runs were finished"),
+        ({"a": [10, 11, 12]}, [], "a comes first with points 11.00."),
+    ],
+)
+def test_the_first_sentence_says_why_nothing_is_marked(values, statuses, said):
+    assert said in findings(summary_of(values, statuses=statuses))[0]
 
 
 def test_direction_is_not_guessed_where_nothing_tells_it(results):

@@ -38,6 +38,11 @@ class FIRELayer(LayerEncoding):
         self.threshold_factor = nn.Parameter(torch.empty(()))
 
     def reset_parameters(self, std: float) -> None:
+        # as torch leaves them in the authors' listing: with small weights and no offsets f would start as a line
+        for linear in (self.inner, self.outer):
+            bound = linear.in_features**-0.5
+            nn.init.uniform_(linear.weight, -bound, bound)
+            nn.init.uniform_(linear.bias, -bound, bound)
         nn.init.constant_(self.c, self.options.initial_c)
         nn.init.constant_(self.threshold_factor, 1.0)
 

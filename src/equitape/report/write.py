@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from .plots import Plot, all_plots
-from .summary import BEST_RULE, MISSING_RUN, Summary, summarise
+from .summary import BEST_RULE, MISSING_RUN, Spread, Summary, summarise
 from .tables import Cell, Table, claims_table, headline_table, metric_table, number, readable, runs_table
 
 PLOTS = "plots"
@@ -65,20 +65,9 @@ def findings(summary: Summary) -> list[str]:
     name, told = summary.headline, []
     spreads = {group.label: spread for group in summary.groups if (spread := group.metric(name)) is not None}
     better = summary.higher_is_better(name)
-    seeds = len(summary.seeds)
     if spreads:
         first = (max if better else min)(spreads, key=lambda label: spreads[label].mean)
-        value = f"{readable(name)} {number(spreads[first].mean)}"
-        if summary.best(name) is not None:
-            told.append(f"{first} leads with {value}, by more than the seeds spread.")
-        elif seeds == 1:
-            told.append(
-                f"{first} comes first with {value}, from a single seed: no spread is known, so nothing is marked best."
-            )
-        elif len(spreads) > 1:
-            told.append(
-                f"{first} comes first with {value}, but not by more than the seeds spread: no encoding is marked best."
-            )
+        told.append(leader(summary, first, spreads))
     else:
         told.append("No run was finished: there is nothing to compare yet.")
     fewest, most = min(summary.seed_counts), max(summary.seed_counts)
@@ -92,6 +81,28 @@ def findings(summary: Summary) -> list[str]:
     if missing:
         told.append(f"{missing} of {sum(summary.seed_counts)} runs have not been made yet.")
     return told
+
+
+def leader(summary: Summary, first: str, spreads: dict[str, Spread]) -> str:
+    """How far the encoding with the best mean is ahead of the others."""
+    found, better = spreads[first], bool(summary.higher_is_better(summary.headline))
+    value = f"{readable(summary.headline)} {number(found.mean)}"
+    if summary.best(summary.headline) is not None:
+        return f"{first} leads with {value}, by more than the seeds spread."
+    if found.count == 1:
+        return f"{first} comes first with {value}, from a single seed: no spread is known, so nothing is marked best."
+    others = {label: spread for label, spread in spreads.items() if label != first}
+    alone = [label for label, spread in others.items() if spread.count == 1]
+    if not all(found.leads(other, better) for label, other in others.items() if label not in alone):
+        return f"{first} comes first with {value}, but not by more than the seeds spread: no encoding is marked best."
+    ahead = f"{first} comes first with {value}" + (
+        ", by more than the seeds spread" if len(others) > len(alone) else ""
+    )
+    if any(group.unfinished for group in summary.groups if group.label == first):
+        return f"{ahead}; not all of its runs were finished, so nothing is marked best."
+    if alone:
+        return f"{ahead}; no spread is known of {', '.join(alone)}, with one seed, so nothing is marked best."
+    return f"{ahead}."
 
 
 def environment_rows(environment: dict[str, Any], summary: Summary) -> list[tuple[str, str]]:
