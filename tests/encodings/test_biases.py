@@ -86,7 +86,7 @@ def test_cope_by_counting():
                 )
                 count = min(count, 3.0)
                 low, high = math.floor(count), math.ceil(count)
-                at = scale * q @ layer.embedding
+                at = q @ layer.embedding
                 expected = at[low] * (1 - (count - low)) + at[high] * (count - low)
                 assert bias[0, head, i, j].item() == pytest.approx(expected.item(), abs=1e-9)
 

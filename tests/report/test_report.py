@@ -200,9 +200,9 @@ def test_best_is_marked_only_beyond_the_spread():
         (
             {"a": [10, 11, 12], "b": [1, 2, 3], "c": [2], "d": [3]},
             [],
-            "11.00, by more than the seeds spread; no spread is known of c, d, with one seed, so nothing is marked best",
+            "11.00, by more than the seeds spread; no spread is known of the 2 with one seed, so nothing is marked best",
         ),
-        ({"a": [10, 11, 12], "b": [2]}, [], "11.00; no spread is known of b"),
+        ({"a": [10, 11, 12], "b": [2]}, [], "11.00; no spread is known of the 1 with one seed"),
         ({"a": [10, 11, 12], "b": [1, 2, 3]}, ["a"], "spread; not all of its runs were finished"),
         ({"a": [10, 11, 12]}, [], "a comes first with points 11.00."),
     ],

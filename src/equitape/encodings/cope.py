@@ -23,7 +23,7 @@ class CoPEOptions(Options):
 
 
 class CoPELayer(LayerEncoding):
-    """p_ij = sum_{t=j..i} sigmoid(scale q_i k_t); the score gains scale q_i e[p_ij], e linear between integers."""
+    """p_ij = sum_{t=j..i} sigmoid(scale q_i k_t); the score gains q_i e[p_ij], e linear between integers."""
 
     def __init__(self, options: CoPEOptions, head_dim: int):
         super().__init__()
@@ -43,7 +43,8 @@ class CoPELayer(LayerEncoding):
         count = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=self.embedding.shape[1] - 1)
         below = count.floor()
         weight = (count - below).to(query.dtype)
-        at_integers = query @ self.embedding * scale
+        # not scaled, as in the authors' listing: the table starts at zero and would take longer to matter
+        at_integers = query @ self.embedding
         lower = at_integers.gather(-1, below.long())
         upper = at_integers.gather(-1, count.ceil().long())
         return lower * (1 - weight) + upper * weight

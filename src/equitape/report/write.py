@@ -101,7 +101,7 @@ def leader(summary: Summary, first: str, spreads: dict[str, Spread]) -> str:
     if any(group.unfinished for group in summary.groups if group.label == first):
         return f"{ahead}; not all of its runs were finished, so nothing is marked best."
     if alone:
-        return f"{ahead}; no spread is known of {', '.join(alone)}, with one seed, so nothing is marked best."
+        return f"{ahead}; no spread is known of the {len(alone)} with one seed, so nothing is marked best."
     return f"{ahead}."
 
 
