@@ -5,7 +5,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from cases import CASES, build, draw_tokens, gap
-from equitape.model import attention
+from equitape.model import attention, backends
 
 
 def operators(run):
@@ -82,3 +82,52 @@ def test_fused_kernels_could_take_what_attention_gets(case, autocast, monkeypatc
     for query, key, value, mask in calls:
         assert query.dtype == key.dtype == value.dtype == (torch.bfloat16 if autocast else torch.float32)
         assert mask is None or mask.stride(-1) == 1
+
+
+@pytest.fixture
+def usable(monkeypatch):
+    """Say which kernels can be used, by a function of what is asked; without a GPU torch may not even be asked."""
+    backends.warn_once.cache_clear()
+
+    def say(efficient):
+        monkeypatch.setattr(torch.backends.cuda, "can_use_efficient_attention", efficient)
+        monkeypatch.setattr(torch.backends.cuda, "can_use_flash_attention", lambda inputs: False)
+        monkeypatch.setattr(torch.backends.cuda, "can_use_cudnn_attention", lambda inputs: False)
+
+    yield say
+    backends.warn_once.cache_clear()
+
+
+def test_a_slow_kernel_is_named_under_compile_too(usable, recwarn):
+    usable(lambda inputs: False)
+    torch._dynamo.reset()
+    step = torch.compile(
+        lambda *inputs: backends.cuda_attention(*inputs, None, 0.0, 0.5), fullgraph=True, backend="eager"
+    )
+    for length in (8, 12, 16):
+        inputs = [torch.randn(1, 2, length, 4) for _ in range(3)]
+        assert gap(step(*inputs), backends.cuda_attention(*inputs, None, 0.0, 0.5)) < 1e-6
+    told = [str(warning.message) for warning in recwarn if "No fused attention kernel" in str(warning.message)]
+    assert told == [
+        "No fused attention kernel takes torch.float32, keys 4 and values 4 wide; torch's plain one is slow and "
+        "quadratic in memory."
+    ]
+
+
+@pytest.mark.parametrize("side_by_side", [True, False])
+def test_a_small_input_of_the_same_kind_is_asked(side_by_side, usable, monkeypatch, recwarn):
+    asked = []
+    monkeypatch.setattr(torch.backends.cuda, "SDPAParams", lambda *inputs: asked.append(inputs) or inputs)
+    usable(lambda inputs: inputs[3].stride(-1) == 1)
+    bias = torch.randn(2, 4, 9, 9, requires_grad=True)
+    if not side_by_side:
+        bias = bias.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
+    query, key, value = (torch.randn(2, heads, 9, 16, dtype=torch.bfloat16) for heads in (4, 2, 2))
+    for _ in range(2):
+        backends.cuda_attention(query, key, value, bias.bfloat16(), 0.0, 0.25)
+    [(query, key, value, mask, _, causal, grouped)] = asked
+    assert (query.shape[1], key.shape[1], value.shape[1], mask.shape[1]) == (4, 4, 4, 4)
+    assert (query.dtype, mask.dtype, mask.requires_grad) == (torch.bfloat16, torch.bfloat16, True)
+    assert (mask.stride(-1) == 1) == side_by_side
+    assert (causal, grouped) == (False, False)
+    assert side_by_side != any("and this mask" in str(warning.message) for warning in recwarn)

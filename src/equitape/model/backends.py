@@ -73,8 +73,18 @@ def cuda_attention(
     grouped = ratio > 1 and half and not (mask is not None and mask.requires_grad)
     if ratio > 1 and not grouped:
         key, value = key.repeat_interleave(ratio, dim=1), value.repeat_interleave(ratio, dim=1)
-    if not torch.compiler.is_compiling():
-        warn_of_slow_kernel(query, key, value, mask, dropout, causal, grouped)
+    warn_of_slow_kernel(
+        query.device,
+        query.dtype,
+        (query.shape[1], key.shape[1]),
+        (query.shape[-1], value.shape[-1]),
+        None if mask is None else mask.dtype,
+        mask is None or mask.stride(-1) == 1,
+        (query.requires_grad, mask is not None and mask.requires_grad),
+        dropout,
+        causal,
+        grouped,
+    )
 
     def attend(columns: Tensor) -> Tensor:
         return nn.functional.scaled_dot_product_attention(
@@ -90,18 +100,37 @@ def cuda_attention(
         return attend(value)
 
 
-_checked: set[tuple[object, ...]] = set()
+@torch.compiler.assume_constant_result
+def warn_of_slow_kernel(*kind: Any) -> None:
+    """As `warn_once`; torch.compile calls it while it traces, and would otherwise trace it."""
+    warn_once(*kind)
 
 
-def warn_of_slow_kernel(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, causal: bool, grouped: bool
+@cache
+def warn_once(
+    device: torch.device,
+    dtype: torch.dtype,
+    heads: tuple[int, int],
+    widths: tuple[int, int],
+    mask_dtype: torch.dtype | None,
+    keys_side_by_side: bool,
+    trained: tuple[bool, bool],
+    dropout: float,
+    causal: bool,
+    grouped: bool,
 ) -> None:
-    """Say once for each kind of input when no fused kernel takes it and torch writes all scores out instead."""
-    mask_kind = None if mask is None else (mask.dtype, mask.requires_grad)
-    kind = (query.dtype, query.shape[-1], value.shape[-1], mask_kind, causal, grouped, query.requires_grad)
-    if kind in _checked:
-        return
-    _checked.add(kind)
+    """Say once for each kind of input when no fused kernel takes it and torch writes all scores out instead.
+
+    heads: of query and key; widths: of key and value; keys_side_by_side: whether the mask's last stride is 1; trained:
+    query and mask. Asked with a small input of that kind: torch.compile has no other at hand.
+    """
+    num_tokens = 64 if causal or mask_dtype is not None else 1
+    query = torch.empty(1, heads[0], num_tokens, widths[0], dtype=dtype, device=device, requires_grad=trained[0])
+    key, value = (torch.empty(1, heads[1], 64, width, dtype=dtype, device=device) for width in widths)
+    mask = None
+    if mask_dtype is not None:
+        mask = torch.empty(1, heads[0], num_tokens, 64, dtype=mask_dtype, device=device, requires_grad=trained[1])
+        mask = mask if keys_side_by_side else mask.transpose(1, -1).contiguous().transpose(1, -1)
     parameters = torch.backends.cuda.SDPAParams(query, key, value, mask, dropout, causal, grouped)
     fused = (
         torch.backends.cuda.can_use_cudnn_attention,
@@ -110,7 +139,7 @@ def warn_of_slow_kernel(
     )
     if not any(can_use(parameters) for can_use in fused):
         warnings.warn(
-            f"No fused attention kernel takes {query.dtype}, keys {query.shape[-1]} and values {value.shape[-1]} wide"
+            f"No fused attention kernel takes {dtype}, keys {widths[0]} and values {widths[1]} wide"
             f"{' and this mask' if mask is not None else ''}; torch's plain one is slow and quadratic in memory.",
             stacklevel=2,
         )
