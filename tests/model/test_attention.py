@@ -98,15 +98,14 @@ def usable(monkeypatch):
     backends.warn_once.cache_clear()
 
 
-def test_a_slow_kernel_is_named_under_compile_too(usable, recwarn):
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_a_slow_kernel_is_named_under_compile_too(dynamic, usable, recwarn):
     usable(lambda inputs: False)
     torch._dynamo.reset()
-    step = torch.compile(
-        lambda *inputs: backends.cuda_attention(*inputs, None, 0.0, 0.5), fullgraph=True, backend="eager"
-    )
+    step = torch.compile(backends.cuda_attention, fullgraph=True, dynamic=dynamic, backend="eager")
     for length in (8, 12, 16):
-        inputs = [torch.randn(1, 2, length, 4) for _ in range(3)]
-        assert gap(step(*inputs), backends.cuda_attention(*inputs, None, 0.0, 0.5)) < 1e-6
+        inputs = [torch.randn(1, heads, length, 4) for heads in (4, 2, 2)]
+        assert gap(step(*inputs, None, 0.0, 0.5), backends.cuda_attention(*inputs, None, 0.0, 0.5)) < 1e-6
     told = [str(warning.message) for warning in recwarn if "No fused attention kernel" in str(warning.message)]
     assert told == [
         "No fused attention kernel takes torch.float32, keys 4 and values 4 wide; torch's plain one is slow and "

@@ -6,6 +6,7 @@ Shapes: B batch, N tokens, K keys, H query heads, G key-value heads, D head dime
 import warnings
 from collections.abc import Callable
 from functools import cache
+from operator import index
 from typing import Any
 
 import torch
@@ -60,28 +61,31 @@ def cuda_attention(
     the choice is made when the graph is traced.
     """
     num_tokens, num_keys = query.shape[2], key.shape[2]
-    causal = False
+    # none of these is the comparison itself, which is no plain bool under torch.compile where sizes vary
+    causal = grouped = drops = False
     if mask is None and num_tokens > 1:
-        # not the comparison itself, which is no plain bool under torch.compile where lengths vary
         causal = True
     if causal and num_keys > num_tokens:
         # the first call with an empty static cache: what lies beyond is not filled yet
         key, value = key[:, :, :num_tokens], value[:, :, :num_tokens]
     half = query.dtype in HALF_PRECISION
     ratio = query.shape[1] // key.shape[1]
-    # only cuDNN takes grouped heads, and it takes neither float32 nor a bias that is trained
-    grouped = ratio > 1 and half and not (mask is not None and mask.requires_grad)
-    if ratio > 1 and not grouped:
+    if ratio > 1 and half and not (mask is not None and mask.requires_grad):
+        # only cuDNN takes grouped heads, and it takes neither float32 nor a bias that is trained
+        grouped = True
+    elif ratio > 1:
         key, value = key.repeat_interleave(ratio, dim=1), value.repeat_interleave(ratio, dim=1)
+    if dropout > 0:
+        drops = True
     warn_of_slow_kernel(
         query.device,
         query.dtype,
-        (query.shape[1], key.shape[1]),
-        (query.shape[-1], value.shape[-1]),
+        (index(query.shape[1]), index(key.shape[1])),
+        (index(query.shape[-1]), index(value.shape[-1])),
         None if mask is None else mask.dtype,
         mask is None or mask.stride(-1) == 1,
         (query.requires_grad, mask is not None and mask.requires_grad),
-        dropout,
+        drops,
         causal,
         grouped,
     )
@@ -115,7 +119,7 @@ def warn_once(
     mask_dtype: torch.dtype | None,
     keys_side_by_side: bool,
     trained: tuple[bool, bool],
-    dropout: float,
+    drops: bool,
     causal: bool,
     grouped: bool,
 ) -> None:
@@ -131,7 +135,7 @@ def warn_once(
     if mask_dtype is not None:
         mask = torch.empty(1, heads[0], num_tokens, 64, dtype=mask_dtype, device=device, requires_grad=trained[1])
         mask = mask if keys_side_by_side else mask.transpose(1, -1).contiguous().transpose(1, -1)
-    parameters = torch.backends.cuda.SDPAParams(query, key, value, mask, dropout, causal, grouped)
+    parameters = torch.backends.cuda.SDPAParams(query, key, value, mask, 0.1 if drops else 0.0, causal, grouped)
     fused = (
         torch.backends.cuda.can_use_cudnn_attention,
         torch.backends.cuda.can_use_flash_attention,
