@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from cases import build, draw_tokens, gap, tiny_config
 from equitape.encodings import Geometry, Positions
@@ -87,3 +88,14 @@ def test_fourier_features_have_the_kernel_they_should():
 def test_bad_options(options, message):
     with pytest.raises(ValueError, match=message):
         tiny_config("tensor_tape", options)
+
+
+def test_no_token_has_a_matrix_product_of_its_own():
+    """On a GPU thousands of products of 2 x 2 matrices take longer than all else."""
+    model = build("tensor_tape", dtype=torch.float32, attn_implementation="sdpa")
+    rows, length = 2, 24
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as trace:
+        model(draw_tokens(rows, length), labels=draw_tokens(rows, length), use_cache=False).loss.backward()
+    products = [event.input_shapes[0][0] for event in trace.events() if event.name == "aten::bmm"]
+    assert products
+    assert max(products) < rows * length

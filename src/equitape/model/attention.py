@@ -97,7 +97,7 @@ class EquitapeAttention(nn.Module):
                 # attention keeps the widened value for its backward pass: read there, the state is not kept twice
                 state = value[..., self.head_dim :]
         query, key = self.encoding("rotate", query.transpose(1, 2), key.transpose(1, 2), state)
-        # so may encodings whose state is float32; the kernel is chosen, and keys are cached, by what we have here
+        # under autocast a float32 state may have made these float32; kernel and cache go by the dtype of the value
         query, key = query.to(value.dtype), key.to(value.dtype)
         if past_key_values is not None:
             key, value = past_key_values.update(key, value, cache_layer)
