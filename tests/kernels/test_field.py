@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from devices import DEVICES, needs_triton, on_cuda, on_interpreter
+from devices import DEVICES, HAS_TRITON, needs_triton, on_cuda, on_interpreter
 from torch import Tensor
 
 from equitape.kernels import reference, update_field
@@ -14,6 +14,14 @@ pytestmark = needs_triton
 NAMES = ("field", "carried", "gate", "carry", "mix_in", "mix_out")
 # what rounding of float32 alone explains, relative to the norm
 SLACK = {torch.float32: 1e-6, torch.bfloat16: 1e-4, torch.float16: 1e-5}
+both_backwards = pytest.mark.parametrize("few_heads", [False, True], ids=["matrix units", "few heads"], indirect=True)
+
+
+@pytest.fixture(autouse=True)
+def few_heads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small as the sizes here are, the kernel on the matrix units is tested; the other one, too, where a test asks."""
+    if HAS_TRITON and not getattr(request, "param", False):
+        monkeypatch.setattr("equitape.kernels.triton_few_heads.MAX_GROUPS", 0)
 
 
 def make_inputs(
@@ -157,6 +165,7 @@ def test_one_of_the_two_steps(device, parts, only):
     check(inputs, device, torch.bfloat16, normalize=True)
 
 
+@both_backwards
 @pytest.mark.parametrize("device", DEVICES)
 def test_field_shared_by_the_batch(device):
     inputs = make_inputs(batch=3)
@@ -164,6 +173,7 @@ def test_field_shared_by_the_batch(device):
     check(inputs, device, torch.float32)
 
 
+@both_backwards
 @pytest.mark.parametrize("device", DEVICES)
 def test_expanded_and_strided(device):
     """Fields of stride zero over batch or heads, and fields, gates and slopes whose axes lie in any order."""
@@ -188,6 +198,7 @@ def test_expanded_and_strided(device):
             torch.testing.assert_close(fused, plain)
 
 
+@both_backwards
 @pytest.mark.parametrize("device", DEVICES)
 def test_no_tokens(device):
     inputs = {name: cast(x, device, torch.float32) for name, x in make_inputs(tokens=1).items()}
@@ -205,6 +216,7 @@ def test_only_wanted_gradients(device):
     check(make_inputs(), device, torch.float32, frozen=("field", "mix_in"))
 
 
+@both_backwards
 @pytest.mark.parametrize("device", DEVICES)
 def test_runs_are_equal(device):
     """Sums over tokens have a fixed order: gradients repeat bit by bit."""
@@ -226,6 +238,7 @@ def test_a_broken_token_stays_alone(device):
     assert torch.equal(broken[:, :, kept], whole[:, :, kept])
 
 
+@both_backwards
 @pytest.mark.parametrize("device", DEVICES)
 def test_autocast(device):
     """As the plain version under autocast: products in bfloat16, the float32 field and weights keep their dtype."""
@@ -256,6 +269,7 @@ def test_opcheck(device, parts, normalize):
     torch.library.opcheck(fused_update, (*alone, normalize))
 
 
+@both_backwards
 @pytest.mark.parametrize("device", DEVICES)
 def test_compiled(device):
     inputs = make_inputs()
@@ -277,6 +291,7 @@ def test_compiled_for_any_length(device):
         assert all(torch.equal(eager[name], traced[name]) for name in eager)
 
 
+@both_backwards
 @pytest.mark.parametrize("use_reentrant", [False, True])
 @pytest.mark.parametrize("device", DEVICES)
 def test_checkpointed(device, use_reentrant):

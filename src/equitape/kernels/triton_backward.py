@@ -9,7 +9,7 @@ With g the gradient of z'' (before normalisation, where that is on), P = g z^T a
 so the fields enter four products, and the rest is small matrices of a token. Sums over tokens are kept by each program
 in float32, written once, and added up in a fixed order by a second, small kernel: the same numbers every run.
 
-Shapes and the algorithm: triton_field.py.
+Where heads are few, another kernel forms the same: triton_few_heads.py. Shapes and the algorithm: triton_field.py.
 """
 
 # mypy: allow-untyped-defs, no-check-untyped-defs
@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from . import triton_few_heads as few_heads
 from .launch import Plan, launch
 from .triton_field import (
     Update,
@@ -50,7 +51,7 @@ from .triton_field import (
 
 CHUNK = 512
 PROGRAMS_PER_PROCESSOR = 2
-SUM_ROWS, SUM_COLUMNS = 64, 32
+SUM_ROWS, SUM_COLUMNS = 512, 8
 
 
 @triton.jit
@@ -304,9 +305,14 @@ def backward(
     carry_size = carry.numel() if carry is not None else 0
     mix_size = mix_in.numel() if mix_in is not None else 0
     size = carry_size + 2 * mix_size
-    tiles = num_tiles(field)
-    programs = num_programs(field.device, tiles, PROGRAMS_PER_PROCESSOR)
     gradient, field, carried, gate = dense(gradient), dense(field), dense(carried), dense(gate)
+    few = few_heads.serves(field, carry, mix_in, normalize)
+    if few:
+        tiles = few_heads.num_tiles(gradient, field, carried)
+        programs = num_programs(field.device, tiles, few_heads.PROGRAMS_PER_PROCESSOR)
+    else:
+        tiles = num_tiles(field)
+        programs = num_programs(field.device, tiles, PROGRAMS_PER_PROCESSOR)
     partial_sums = torch.empty(programs, size, dtype=torch.float32, device=field.device)
     written = (field_gradient, carried_gradient, gate_gradient, partial_sums)
     read = (gradient, field, carried, gate, contiguous(carry), contiguous(mix_in), contiguous(mix_out))
@@ -314,18 +320,17 @@ def backward(
     def plan() -> Plan:
         update = Update.of(field, carried, gate, carry, mix_in, normalize)
         read_strides = (*strides(gradient, 4), *strides(field, 4), *strides(carried, 4), *strides(gate, 3))
-        return Plan(
-            grid=(programs,),
-            numbers=(*read_strides, update.tokens, tiles),
-            constants={
-                "EXACT": update.exact(field),
-                "EXACT_GRADIENT": update.exact(gradient) and not normalize,
-                "WANTS_FIELD": wants_field,
-                **update.constants(CHUNK, num_fields=2, device=field.device),
-            },
-        )
+        if few:
+            constants = few_heads.constants(update, gradient, field, carried)
+        else:
+            constants = update.constants(CHUNK, num_fields=2, device=field.device)
+            constants["EXACT"] = update.exact(field)
+            constants["EXACT_GRADIENT"] = update.exact(gradient) and not normalize
+        constants["WANTS_FIELD"] = wants_field
+        return Plan(grid=(programs,), numbers=(*read_strides, update.tokens, tiles), constants=constants)
 
-    launch(gradient_kernel, (*written, *read), (normalize, wants_field), plan)
+    kernel = few_heads.few_heads_kernel if few else gradient_kernel
+    launch(kernel, (*written, *read), (normalize, wants_field), plan)
 
     def sum_plan() -> Plan:
         sizes = {"CARRY_SIZE": carry_size, "MIX_SIZE": mix_size, "ROWS": SUM_ROWS, "COLUMNS": SUM_COLUMNS}

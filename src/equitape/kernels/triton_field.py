@@ -223,15 +223,15 @@ def rows_of(
 
 @triton.jit
 def load_chunk(pointer, rows, exists, start, DIM: tl.constexpr, E: tl.constexpr):
-    """Channels start to start + E of the rows of a tile, [S, R, E]; zero where there are none."""
-    channel = start + tl.arange(0, E)[None, None, :]
+    """Channels start to start + E of the rows of a tile, [S, R, E] or [S, E]; zero where there are none."""
+    channel = start + tl.arange(0, E)
     return tl.load(pointer + rows + channel, mask=exists & (channel < DIM), other=0.0)
 
 
 @triton.jit
 def store_chunk(pointer, rows, exists, start, value, DIM: tl.constexpr, E: tl.constexpr):
-    """Store channels start to start + E of the rows of a tile, from [S, R, E]."""
-    channel = start + tl.arange(0, E)[None, None, :]
+    """Store channels start to start + E of the rows of a tile, from [S, R, E] or [S, E]."""
+    channel = start + tl.arange(0, E)
     value = rounded(value, pointer.dtype.element_ty)
     tl.store(pointer + rows + channel, value, mask=exists & (channel < DIM))
 
