@@ -33,6 +33,7 @@ SHIPPED = {
     "addition-40",
     "addition-40-paper",
     "state-tracking",
+    "state-tracking-copy",
     "state-tracking-s5",
     "lm-books",
     "c4-155m",
