@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 from transformers.models.t5.modeling_t5 import T5Attention
 
@@ -72,23 +73,50 @@ def test_fire_by_its_formula():
 
 
 def test_cope_by_counting():
-    query, key = torch.randn(1, 4, N, 8, dtype=torch.float64), torch.randn(1, 2, N, 8, dtype=torch.float64)
+    """Values at the keys that are seen, and all gradients."""
+    query = torch.randn(1, 4, N, 8, dtype=torch.float64, requires_grad=True)
+    key = torch.randn(1, 2, N, 8, dtype=torch.float64, requires_grad=True)
     visible = torch.ones(N, N, dtype=torch.bool).tril()
     visible[:, 1] = False
     scale = 8**-0.5
     bias, layer, _ = bias_of("cope", {"num_positions": 4}, query, key, visible=visible[None, None], scale=scale)
+    slope = torch.randn(4, N, N, dtype=torch.float64)
+    total = torch.zeros((), dtype=torch.float64)
     for head in range(4):
         for i in range(N):
-            for j in range(i + 1):
+            for j in torch.nonzero(visible[i]).flatten().tolist():
                 q = query[0, head, i]
-                count = sum(
-                    torch.sigmoid(scale * q @ key[0, head // 2, t]).item() for t in range(j, i + 1) if visible[i, t]
-                )
-                count = min(count, 3.0)
-                low, high = math.floor(count), math.ceil(count)
+                gates = [torch.sigmoid(scale * q @ key[0, head // 2, t]) for t in range(j, i + 1) if visible[i, t]]
+                count = sum(gates).clamp(max=3.0)
+                low, high = math.floor(count.item()), math.ceil(count.item())
                 at = q @ layer.embedding
                 expected = at[low] * (1 - (count - low)) + at[high] * (count - low)
-                assert bias[0, head, i, j].item() == pytest.approx(expected.item(), abs=1e-9)
+                torch.testing.assert_close(bias[0, head, i, j], expected)
+                total = total + slope[head, i, j] * expected
+    leaves = (query, key, layer.embedding)
+    found = torch.autograd.grad((bias[0] * slope)[:, visible].sum(), leaves)
+    for one, other in zip(found, torch.autograd.grad(total, leaves), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_cope_gathers_few_keys_from_one_place():
+    """Keys past the last embedding, or hidden, are most of a long row: gradients of one place come one by one."""
+    num_tokens, num_positions = 256, 16
+    gathered = []
+
+    class Gathers(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            if function is torch.ops.aten.gather.default:
+                gathered.append(args[2])
+            return function(*args, **(kwargs or {}))
+
+    query, key = (torch.randn(1, heads, num_tokens, 8, dtype=torch.float64) for heads in (4, 2))
+    visible = torch.ones(num_tokens, num_tokens, dtype=torch.bool).tril()[None, None]
+    with Gathers():
+        bias_of("cope", {"num_positions": num_positions}, query, key, visible=visible, scale=8**-0.5)
+    assert len(gathered) == 2
+    for index in gathered:
+        assert torch.nn.functional.one_hot(index, num_positions).sum(-2).max() < num_tokens / 4
 
 
 def test_fire_starts_with_a_network_that_bends():

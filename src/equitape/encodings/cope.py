@@ -40,14 +40,20 @@ class CoPELayer(LayerEncoding):
         # counts reach thousands, where half precision has no fractions left
         logits = (query @ key.transpose(-1, -2) * scale).to(torch.promote_types(query.dtype, torch.float32))
         gates = torch.sigmoid(logits).masked_fill(~visible, 0.0)
-        count = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=self.embedding.shape[1] - 1)
+        count = gates.flip(-1).cumsum(-1).flip(-1)
         below = count.floor()
         weight = (count - below).to(query.dtype)
+        last = self.embedding.shape[1] - 1
+        counted = visible & (count < last)
+        # The others, most keys of a long row, read nothing here. A GPU sums the gradients of one index one after
+        # another, so these keys are spread over all of them.
+        spread = torch.arange(count.shape[-1], device=count.device) % last
+        lower_index = torch.where(counted, below.long(), spread)
         # not scaled, as in the authors' listing: the table starts at zero and would take longer to matter
         at_integers = query @ self.embedding
-        lower = at_integers.gather(-1, below.long())
-        upper = at_integers.gather(-1, count.ceil().long())
-        return lower * (1 - weight) + upper * weight
+        lower = at_integers.gather(-1, lower_index)
+        upper = at_integers.gather(-1, lower_index + 1)
+        return torch.where(counted, lower * (1 - weight) + upper * weight, at_integers[..., -1:])
 
 
 @register_encoding("cope")
