@@ -141,8 +141,8 @@ def unequivariant_twin(decoder: EquitapeModel) -> EquitapeModel:
     options = decoder.encoding.options
     if not isinstance(options, TapeOptions):
         raise ValueError(
-            f"No ablation that is not equivariant can be made of the weights of {decoder.encoding.kind!r}; a trained one "
-            f"is added by --also NAME=MODEL."
+            f"No ablation that is not equivariant can be made of the weights of {decoder.encoding.kind!r}; --also "
+            "NAME=MODEL adds one that was trained so."
         )
     defaults = TapeOptions()
     changed = [name for name in UNSUPPORTED_BY_TWIN if getattr(options, name) != getattr(defaults, name)]
