@@ -51,6 +51,7 @@ from .triton_field import (
 
 CHUNK = 512
 PROGRAMS_PER_PROCESSOR = 2
+# rows of all programs at once, and few columns each, so that there are programs enough to sum them
 SUM_ROWS, SUM_COLUMNS = 512, 8
 
 
