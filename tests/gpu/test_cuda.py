@@ -4,6 +4,7 @@ import warnings
 
 import pytest
 import torch
+import transformers
 from torch.profiler import ProfilerActivity, profile
 
 from cases import build, draw_tokens, gap
@@ -100,9 +101,24 @@ def relative_errors(found, expected):
     return [((a - b).norm() / b.norm()).item() for a, b in zip(found, expected, strict=True)]
 
 
+def straighten_tables(model):
+    """CoPE's table as a line between its ends.
+
+    With any other, gradients jump where a count passes an integer, and half precision moves counts past integers: with
+    random tables eager attention's gradients are off by a third of their norm in bfloat16, however they are computed.
+    """
+    with torch.no_grad():
+        for name, table in model.named_parameters():
+            if name.endswith("encoding.embedding"):
+                steps = torch.linspace(0, 1, table.shape[1], dtype=table.dtype, device=table.device)
+                table.copy_(table[:, :1] + (table[:, -1:] - table[:, :1]) * steps)
+
+
 @pytest.mark.parametrize("case", ["rope", "alibi", "t5", "tape", "tape-options", "fire", "cope"])
 def test_half_precision_error_is_at_most_twice_that_of_eager(case):
     model, exact = on_gpu(case), on_gpu(case, torch.float64)
+    if case == "cope":
+        straighten_tables(model)
     exact.load_state_dict({name: weight.double() for name, weight in model.state_dict().items()})
     tokens = tokens_on_gpu(2, 200)
     expected = results(exact, tokens)
@@ -166,6 +182,19 @@ def test_compiled_training_step(case):
     assert max(relative_errors(compiled, expected)) < 1e-4
 
 
+@pytest.fixture
+def layers_are_fetched_after_they_are_put_away(monkeypatch):
+    """Before 5.20, transformers fetched an offloaded layer back without waiting for the copy that puts it away."""
+    fetch = transformers.Cache.prefetch
+
+    def wait_and_fetch(cache, *args, **options):
+        cache.prefetch_stream.wait_stream(torch.cuda.default_stream())
+        return fetch(cache, *args, **options)
+
+    monkeypatch.setattr(transformers.Cache, "prefetch", wait_and_fetch)
+
+
+@pytest.mark.usefixtures("layers_are_fetched_after_they_are_put_away")
 @pytest.mark.parametrize("case", ["tape", "rope", "alibi"])
 @pytest.mark.parametrize("cache", ["static", "offloaded", "offloaded_static"])
 def test_generation_agrees_over_caches(case, cache):

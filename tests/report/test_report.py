@@ -20,6 +20,7 @@ from equitape.report.tables import (
     durations,
     headline_table,
     number,
+    paired_table,
     quantity,
     runs_table,
     spread_cell,
@@ -61,6 +62,37 @@ class Page(HTMLParser):
 
     def handle_data(self, data):
         self.words.append(data)
+
+
+def paired_cells(runs):
+    summary = summarise({**make_results(), "runs": runs})
+    table = paired_table(summary, ["exact_match"])
+    return None if table is None else {row[0].text: row[1] for row in table.rows}
+
+
+def run_with(label, seed, match, status="done"):
+    run = make_run(label, seed, 1.0, status)
+    if status == "done":
+        run["evaluation"]["metrics"]["exact_match"] = match
+    return run
+
+
+def test_differences_are_taken_seed_by_seed():
+    runs = [run_with("rope", seed, match) for seed, match in enumerate([10.0, 50.0, 90.0])]
+    # always better by little, though the means of all runs say otherwise: its best seed is missing
+    runs += [run_with("tape", seed, match) for seed, match in enumerate([11.0, 53.0])]
+    runs += [run_with("tape", 2, None, status="missing")]
+    cell = paired_cells(runs)["tape"]
+    assert cell.text == f"+2.00 ± {math.sqrt(2):.2f}"
+    assert cell.detail == "+1.00 … +3.00, n = 2"
+
+
+def test_one_seed_has_no_table_of_differences():
+    assert paired_cells([run_with("rope", 0, 10.0), run_with("tape", 0, 11.0)]) is None
+    assert paired_cells([run_with("rope", seed, 10.0) for seed in range(3)]) is None
+    # seeds that only one of the two has are not compared
+    apart = [run_with("rope", seed, 10.0) for seed in (0, 1)] + [run_with("tape", seed, 11.0) for seed in (2, 3)]
+    assert paired_cells(apart) is None
 
 
 def test_page_fetches_nothing(folder):
@@ -348,6 +380,8 @@ def test_numbers():
     assert number(0.0123456) == "0.01235"
     assert number(1234567.0) == "1,234,567"
     assert number(math.inf) == "infinite"
+    assert number(4.3e-10) == "4.3e-10"
+    assert number(0.0) == "0.00"
     cell = spread_cell(Spread(values=(25.0, 26.0, 27.5)))
     assert cell.text == "26.17 ± 1.26"
     assert cell.detail == "25.00 … 27.50, n = 3"

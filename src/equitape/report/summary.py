@@ -85,6 +85,12 @@ class Group:
         """Over seeds, of a metric of the evaluation."""
         return spread_of(run["evaluation"]["metrics"].get(name) for run in self.finished)
 
+    def beside(self, other: "Group", name: str) -> Spread | None:
+        """How much more of a metric this has than the other, seed by seed, over the seeds that both have."""
+        theirs = {run["seed"]: run["evaluation"]["metrics"].get(name) for run in other.finished}
+        pairs = [(run["evaluation"]["metrics"].get(name), theirs.get(run["seed"])) for run in self.finished]
+        return spread_of(mine - its for mine, its in pairs if mine is not None and its is not None)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:

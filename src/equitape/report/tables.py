@@ -38,9 +38,11 @@ def decimals(value: float) -> int:
 
 
 def number(value: float, places: int | None = None) -> str:
-    """Four significant digits, or as many decimals as asked for; thousands apart."""
+    """Four significant digits, or as many decimals as asked for; thousands apart, tiny ones in powers of ten."""
     if not math.isfinite(value):
         return "infinite" if math.isinf(value) else MISSING
+    if places is None and 0 < abs(value) < 1e-6:
+        return f"{value:.1e}"
     return f"{value:,.{decimals(value) if places is None else places}f}"
 
 
@@ -106,6 +108,37 @@ def metric_table(summary: Summary, title: str, names: list[str]) -> Table:
             for group in summary.groups
         ],
     )
+
+
+def paired_table(summary: Summary, names: list[str]) -> Table | None:
+    """What changes when the encoding does and the seed does not; None where no two runs of an encoding can tell."""
+    first, *others = summary.groups
+    differences = {other.label: [other.beside(first, name) for name in names] for other in others}
+    if not any(spread and spread.count > 1 for row in differences.values() for spread in row):
+        return None
+    places = [0 if (spread := first.metric(name)) is None else decimals(spread.mean) for name in names]
+    return Table(
+        title=f"Beside {first.label}, seed by seed",
+        columns=["encoding", *(readable(name) + direction(summary, name) for name in names)],
+        rows=[
+            [Cell(text=label), *(difference_cell(*pair) for pair in zip(spreads, places, strict=True))]
+            for label, spreads in differences.items()
+        ],
+        notes=[
+            f"Differences to {first.label}, each to its run with the same seed, which began with the same weights, "
+            "where both have them, and saw the same data in the same order. What all runs of a seed share cancels."
+        ],
+    )
+
+
+def difference_cell(spread: Spread | None, places: int) -> Cell:
+    """Mean ± standard deviation, and the range below it, with signs."""
+    if spread is None:
+        return Cell(text=MISSING)
+    mean, low, high = (f"{value:+,.{places}f}" for value in (spread.mean, spread.low, spread.high))
+    if spread.deviation is None:
+        return Cell(text=mean, detail="n = 1")
+    return Cell(text=f"{mean} ± {number(spread.deviation, places)}", detail=f"{low} … {high}, n = {spread.count}")
 
 
 def readable(name: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from .plots import Plot, all_plots
 from .summary import BEST_RULE, MISSING_RUN, Spread, Summary, summarise
-from .tables import Cell, Table, claims_table, headline_table, metric_table, number, readable, runs_table
+from .tables import Cell, Table, claims_table, headline_table, metric_table, number, paired_table, readable, runs_table
 
 PLOTS = "plots"
 
@@ -48,7 +48,7 @@ def write_report(results: dict[str, Any], out_dir: Path) -> None:
 
 
 def quality_tables(summary: Summary) -> list[Table]:
-    """The headline with its cost, then every metric in and out of distribution, then published numbers."""
+    """The headline with its cost, every metric in and out of distribution, differences by seed, published numbers."""
     tables = [headline_table(summary)]
     # the headline, which may be of both kinds, stands in the first table
     parts = {
@@ -56,8 +56,8 @@ def quality_tables(summary: Summary) -> list[Table]:
         "Out of distribution": summary.metric_names(outside=True),
     }
     tables += [metric_table(summary, title, names) for title, names in parts.items() if names]
-    claims = claims_table(summary)
-    return tables if claims is None else [*tables, claims]
+    paired = paired_table(summary, list(dict.fromkeys([summary.headline, *parts["Out of distribution"]])))
+    return [*tables, *(table for table in (paired, claims_table(summary)) if table is not None)]
 
 
 def findings(summary: Summary) -> list[str]:
