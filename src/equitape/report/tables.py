@@ -118,14 +118,14 @@ def paired_table(summary: Summary, names: list[str]) -> Table | None:
         return None
     places = [0 if (spread := first.metric(name)) is None else decimals(spread.mean) for name in names]
     return Table(
-        title=f"Beside {first.label}, seed by seed",
+        title=f'Beside "{first.label}", seed by seed',
         columns=["encoding", *(readable(name) + direction(summary, name) for name in names)],
         rows=[
             [Cell(text=label), *(difference_cell(*pair) for pair in zip(spreads, places, strict=True))]
             for label, spreads in differences.items()
         ],
         notes=[
-            f"Differences to {first.label}, each to its run with the same seed, which began with the same weights, "
+            f'Differences to "{first.label}", each to its run with the same seed, which began with the same weights, '
             "where both have them, and saw the same data in the same order. What all runs of a seed share cancels."
         ],
     )
