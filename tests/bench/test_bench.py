@@ -50,6 +50,12 @@ def quick(**changes):
     )
 
 
+def make_row(**changes):
+    about = dict.fromkeys(("date", "commit", "gpu", "torch", "transformers", "triton", "dtype", "shape"), "some")
+    measured = {"compile": False, "workload": "train", "encoding": "rope", "batch": 2, "length": 128, "ms_median": 3.2}
+    return report.Row(**{**about, **measured, **changes})
+
+
 def run_quietly(settings):
     return command.run(settings, Console(file=io.StringIO()))
 
@@ -176,7 +182,7 @@ def test_inputs_take_turns():
 
 
 def test_command_line_writes_table_json_csv_and_plot(tmp_path):
-    file, picture = tmp_path / "results" / "rows.csv", tmp_path / "time.png"
+    file, picture = tmp_path / "rows.csv", tmp_path / "time.png"
     arguments = ["bench", "--quick", "--runs", "1", "--shape", "tiny", "--workload", "prefill", "--workload", "decode"]
     arguments += ["--encoding", "rope", "--encoding", "tape", "--length", "8", "--length", "16", "--cache-length", "9"]
     arguments += ["--batch", "2", "--dtype", "float32", "--no-compile", "--csv", str(file), "--plot", str(picture)]
@@ -194,6 +200,7 @@ def test_command_line_writes_table_json_csv_and_plot(tmp_path):
     assert len(lines) == 9
     assert list(lines[0])[:20] == COLUMNS
     assert picture.read_bytes()[1:4] == b"PNG"
+    assert f"Written to {file} and {picture}." in result.stderr
     # a second run adds its lines below, and prints a table
     arguments[arguments.index("--length") + 1] = "4"
     result = CliRunner().invoke(app, arguments)
@@ -232,12 +239,36 @@ def test_wrong_input_exits_with_2(arguments, told):
     assert told in result.output
 
 
-def test_a_file_of_other_columns_is_left_alone(tmp_path):
-    file = tmp_path / "other.csv"
-    file.write_text("a,b\n1,2\n")
-    with pytest.raises(ValueError, match="other columns"):
-        run_quietly(quick(csv=file))
-    assert file.read_text() == "a,b\n1,2\n"
+@pytest.mark.parametrize(
+    ("option", "name", "told"),
+    [
+        ("--csv", "other.csv", "'other.csv' has other columns than this benchmark writes; name a new file."),
+        ("--csv", "binary.csv", "'binary.csv' has other columns than this benchmark writes; name a new file."),
+        ("--csv", "folder", "'folder' is a folder; give the name of a file."),
+        ("--csv", "none/a.csv", "'none/a.csv' cannot be written: there is no folder 'none'; make it first."),
+        ("--plot", "a.txt", "'a.txt' is no name of a picture; its ending must be one of .png, .pdf, .svg"),
+        ("--plot", "a", "'a' is no name of a picture"),
+        ("--plot", "folder", "'folder' is a folder; give the name of a file."),
+        ("--plot", "none/a.png", "'none/a.png' cannot be written: there is no folder 'none'; make it first."),
+    ],
+)
+def test_files_are_refused_before_anything_is_measured(option, name, told, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(command, "measure", lambda *_: pytest.fail("measured"))
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
+    (tmp_path / "binary.csv").write_bytes(b"\xff\x00\n")
+    result = CliRunner().invoke(app, ["bench", "--quick", option, name])
+    assert result.exit_code == 2
+    assert told in " ".join(result.stderr.replace("│", " ").split())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["binary.csv", "folder", "other.csv"]
+    assert (tmp_path / "other.csv").read_text() == "a,b\n1,2\n"
+
+
+@pytest.mark.parametrize("ending", report.PICTURES)
+def test_every_ending_that_is_allowed_can_be_written(ending, tmp_path):
+    report.plot([make_row()], tmp_path / f"time{ending}")
+    assert [path.name for path in tmp_path.iterdir()] == [f"time{ending}"]
 
 
 def test_sizes_can_be_changed():

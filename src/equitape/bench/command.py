@@ -15,8 +15,6 @@ from .workloads import MEASURES, Case, Variant
 
 def run(settings: BenchSettings, console: Console) -> list[Row]:
     """Measure all that the settings ask for and print a table; a row is on file as soon as it is measured."""
-    if settings.csv is not None:
-        report.check_csv(settings.csv)
     about = report.environment(settings.torch_device)
     rows: list[Row] = []
     references: dict[tuple[str, int, int], float] = {}
@@ -43,6 +41,9 @@ def run(settings: BenchSettings, console: Console) -> list[Row]:
             report.print_table(rows, console)
             if settings.plot is not None:
                 report.plot(rows, settings.plot)
+            files = [str(path) for path in (settings.csv, settings.plot) if path is not None]
+            if files:
+                console.print(f"Written to {' and '.join(files)}.", highlight=False, markup=False, soft_wrap=True)
     return rows
 
 

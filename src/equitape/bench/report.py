@@ -6,6 +6,7 @@ import importlib.metadata
 import itertools
 import json
 import math
+import os
 import platform
 import subprocess
 from collections.abc import Sequence
@@ -22,6 +23,8 @@ from ..report.plots import numbered_style
 OK, DISAGREES, OUT_OF_MEMORY, FAILED = "ok", "disagrees", "out of memory", "failed"
 AGAIN = " (again)"
 PANELS_IN_A_ROW = 3
+PICTURES = (".png", ".pdf", ".svg", ".eps", ".jpg", ".jpeg", ".tif", ".tiff", ".webp")
+"""Endings of files that a plot is written to."""
 
 
 @dataclass(kw_only=True)
@@ -160,17 +163,34 @@ def to_json(rows: Sequence[Row]) -> str:
 
 
 def check_csv(path: Path) -> None:
-    """Refuse to append to a file of other columns."""
+    """Refuse what cannot be appended to, and a file of other columns."""
+    check_place(path)
     if path.exists() and path.stat().st_size:
-        with path.open(newline="") as file:
-            header = next(csv.reader(file), [])
+        with path.open(newline="", errors="replace") as file:
+            header = next(csv.reader([file.readline()]), [])
         if header != COLUMNS:
-            raise ValueError(f"{path} has other columns than this benchmark writes; name a new file.")
+            raise ValueError(f"{str(path)!r} has other columns than this benchmark writes; name a new file.")
+
+
+def check_plot(path: Path) -> None:
+    """Refuse a picture that could not be written once all is measured."""
+    check_place(path)
+    if path.suffix.lower() not in PICTURES:
+        raise ValueError(f"{str(path)!r} is no name of a picture; its ending must be one of {', '.join(PICTURES)}.")
+
+
+def check_place(path: Path) -> None:
+    """Refuse a path that no file can be written to."""
+    if path.is_dir():
+        raise ValueError(f"{str(path)!r} is a folder; give the name of a file.")
+    if not path.parent.is_dir():
+        raise ValueError(f"{str(path)!r} cannot be written: there is no folder {str(path.parent)!r}; make it first.")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ValueError(f"{str(path)!r} cannot be written to; name another file.")
 
 
 def append_csv(path: Path, row: Row) -> None:
     """Add a line to a CSV file, which is begun with its header."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     fresh = not path.exists() or not path.stat().st_size
     with path.open("a", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
@@ -217,5 +237,4 @@ def plot(rows: Sequence[Row], path: Path) -> None:
         how = "compiled" if timed[0].compile else "not compiled"
         size = "" if several else f", batch {timed[0].batch}"
         figure.suptitle(f"{timed[0].shape}, {timed[0].dtype}, {how}{size}, {timed[0].gpu}", fontsize="medium")
-    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)

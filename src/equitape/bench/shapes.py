@@ -9,6 +9,7 @@ import torch
 from ..encodings import ENCODINGS
 from ..model import EquitapeConfig
 from ..registry import describe_choices
+from .report import check_csv, check_plot
 
 PAPER = "tape-paper"
 """TAPE computed the way the paper lays it out, for parts of a layer only."""
@@ -160,6 +161,10 @@ class BenchSettings:
         if self.torch_device.type == "cuda" and not torch.cuda.is_available():
             raise ValueError("This machine has no CUDA device; leave the device out to measure on the CPU.")
         self.model_shape  # noqa: B018  refuses a width that does not fit
+        if self.csv is not None:
+            check_csv(self.csv)
+        if self.plot is not None:
+            check_plot(self.plot)
 
     @property
     def torch_device(self) -> torch.device:
