@@ -225,7 +225,7 @@ def test_resuming(room, tmp_path):
     assert run(room, tmp_path, steps=2, resume=True) == report
     with pytest.raises(ValueError, match="holds a run already; go on with it by --resume"):
         run(room, tmp_path, steps=2)
-    (tmp_path / "results.json").unlink()
+    # finished or not
     with pytest.raises(ValueError, match=r"was begun with another train: learning_rate was 0.01, now it is 0.02"):
         run(room, tmp_path, steps=2, resume=True, learning_rate=2e-2)
     with pytest.raises(ValueError, match="was begun with another adapt: method was tape, now it is lora"):
@@ -359,6 +359,15 @@ def test_wrong_options(room, tmp_path, options, message):
     assert result.exit_code == 2, result.output
     # the message is wrapped in a box
     assert message in " ".join(result.output.replace("│", " ").split())
+
+
+def test_a_folder_that_holds_something_is_left_alone(room, tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    result = call(room / "base", "--method", "tape", "--out", tmp_path)
+    assert result.exit_code == 2
+    assert "is not empty; choose a new folder" in " ".join(result.output.replace("│", " ").split())
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+    assert (tmp_path / "config.json").read_text() == "{}"
 
 
 def test_a_full_disk_ends_the_command(room, tmp_path, monkeypatch):

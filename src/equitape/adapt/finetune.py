@@ -89,9 +89,6 @@ def finetune(
     Interrupted at any moment, `resume` goes on from the last checkpoint, and neither loses nor repeats a step. Under
     `accelerate launch` every process calls this with the same arguments.
     """
-    finished = read_finished(out) if resume else None
-    if finished is not None:
-        return finished
     if not resume and (out / RUN).exists():
         raise ValueError(f"{str(out)!r} holds a run already; go on with it by --resume, or choose another folder.")
     for source in (*settings.data, *settings.evaluation.data.values()):
@@ -113,6 +110,11 @@ def finetune(
     adaptation = adaptation_of(model)
     identity = describe_run(adaptation, settings, rows)
     check_identity(out, identity, resume)
+    finished = read_finished(out) if resume else None
+    if finished is not None:
+        if console is not None and processes.is_main_process:
+            console.print(f"The run in {out} was finished already.", highlight=False)
+        return finished
     if processes.is_main_process:
         write_json(out / RUN, identity)
 
