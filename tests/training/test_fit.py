@@ -378,6 +378,14 @@ def test_progress_is_shown_on_a_terminal_only(tmp_path):
         assert ("tokens/s" in console.file.getvalue()) == terminal
 
 
+def test_every_setting_of_the_optimizer_reaches_trainer(tmp_path):
+    given = {"learning_rate": 0.03, "weight_decay": 0.2, "epsilon": 1e-3, "clip": 0.7, "seed": 5, "save_every": 4}
+    arguments = training_arguments(TrainSettings(steps=1, betas=(0.8, 0.95), **given), tmp_path, 9)
+    names = {"epsilon": "adam_epsilon", "clip": "max_grad_norm", "save_every": "save_steps"}
+    assert {name: getattr(arguments, names.get(name, name)) for name in given} == given
+    assert (arguments.adam_beta1, arguments.adam_beta2, arguments.max_steps) == (0.8, 0.95, 9)
+
+
 def test_a_compiled_run_rounds_as_a_plain_one(tmp_path):
     # Trainer's own answer for compiled runs on a GPU is TF32
     assert training_arguments(settings(compile=True), tmp_path, 1).tf32 is False
