@@ -43,6 +43,8 @@ def test_a_window_shows_its_tokens_while_the_model_reads_all():
     full, part = look_inside(model, tokens), look_inside(model, tokens, show=(6, 15))
     assert np.allclose(part.attention, full.attention[:, :, 6:15, 6:15], atol=ROUNDING)
     assert np.allclose(part.norms, full.norms[:, :, 6:15])
+    assert np.allclose(part.mixing_strength, full.mixing_strength[:, 6:15], equal_nan=True)
+    assert np.allclose(part.mixing_own, full.mixing_own[:, 6:15], equal_nan=True)
     assert part.samples == list(range(6, 15))
     assert "tokens 6 to 14 of the 20" in part.notes()[0]
 
@@ -59,6 +61,40 @@ def test_first_layer_is_unmoved_and_later_ones_are_not():
     assert np.isnan(seen.mixing_strength[2]).all()
     assert not np.isnan(seen.mixing_strength[:2]).any()
     assert np.isnan(seen.past_only(seen.attention)).sum() == 3 * 4 * 16 * 15 / 2
+
+
+def test_change_is_what_the_update_adds_to_the_attention_of_rope():
+    """Signed: above zero where the updated state makes a query look more at a key."""
+    model, tokens = build("tape"), draw_tokens(1, 12)
+    rope = build("rope")
+    rope.load_state_dict(model.state_dict(), strict=False)
+    found = {"tape": [], "rope": []}
+    visit_layers(model, tokens, lambda index, record: found["tape"].append(record.attention))
+    visit_layers(rope, tokens, lambda index, record: found["rope"].append(record.attention))
+    seen = look_inside(model, tokens)
+    for layer, (moved, plain) in enumerate(zip(found["tape"], found["rope"], strict=True)):
+        assert np.allclose(seen.attention_change[layer], moved - plain, atol=ROUNDING)
+    assert np.abs(seen.attention_change).max() > 1e-2
+
+
+@pytest.mark.parametrize("case", ["tape", "tape-options"])
+def test_mixing_by_plain_loops(case):
+    """Strength and own part of every token's matrix, the second one's complex."""
+    model, tokens = build(case), draw_tokens(1, 9)
+    seen, layers = look_inside(model, tokens), []
+    visit_layers(model, tokens, lambda index, record: layers.append(record.mixing))
+
+    def size(matrix):
+        return sum(abs(number) ** 2 for row in matrix.tolist() for number in row) ** 0.5
+
+    mixed = [index for index, mixing in enumerate(layers) if mixing is not None]
+    assert mixed
+    for layer in mixed:
+        common = sum(layers[layer]) / 9
+        for token, matrix in enumerate(layers[layer]):
+            own = size(matrix - common)
+            assert seen.mixing_strength[layer, token] == pytest.approx(size(matrix), rel=1e-5)
+            assert seen.mixing_own[layer, token] == pytest.approx(own / (own + size(common)), rel=1e-5)
 
 
 def test_tape_at_its_start_shows_no_change():
