@@ -83,8 +83,34 @@ def test_differences_are_taken_seed_by_seed():
     runs += [run_with("tape", seed, match) for seed, match in enumerate([11.0, 53.0])]
     runs += [run_with("tape", 2, None, status="missing")]
     cell = paired_cells(runs)["tape"]
-    assert cell.text == f"+2.00 ± {math.sqrt(2):.2f}"
-    assert cell.detail == "+1.00 … +3.00, n = 2"
+    assert cell.text == f"+2.0 ± {math.sqrt(2):.1f}"
+    assert cell.detail == "+1.0 … +3.0, n = 2"
+
+
+def test_differences_have_the_digits_they_need():
+    """However large what they are differences of; none of them is minus nothing."""
+    rope = [run_with("rope", seed, 25_000.0) for seed in range(2)]
+
+    def cell(*values):
+        return paired_cells([*rope, *(run_with("tape", seed, value) for seed, value in enumerate(values))])["tape"]
+
+    assert cell(25_000.0011, 25_000.0033).text == "+0.0022 ± 0.0016"
+    assert cell(24_000.0, 24_100.0).text == "-950 ± 71"
+    assert cell(25_000.0, 25_000.0).text == "0 ± 0"
+    assert cell(24_999.9999, 25_000.5).detail == "0.00 … +0.50, n = 2"
+    assert cell(math.inf, 25_001.0).text == "+infinite ± infinite"
+
+
+def test_differences_of_checkpoints_began_with_other_weights():
+    runs = [run_with(label, seed, 10.0) for label in ("one", "other") for seed in range(2)]
+    results = {**make_results(), "runs": runs}
+
+    def note(encodings):
+        recipe = {**results["recipe"], "encodings": encodings}
+        return paired_table(summarise({**results, "recipe": recipe}), ["exact_match"]).notes[0]
+
+    assert "began with the same weights" in note(["one", {"kind": "other"}])
+    assert "began with the same weights" not in note(["one", {"kind": "other", "start": "folder"}])
 
 
 def test_one_seed_has_no_table_of_differences():

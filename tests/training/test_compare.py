@@ -1,5 +1,6 @@
 """Comparisons: resumed as a whole, one failure costs one run, and the schema of results.json."""
 
+import io
 import json
 import multiprocessing
 import os
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 from test_recipe import SMALL
 from typer.testing import CliRunner
 
@@ -106,7 +108,11 @@ def test_finished_runs_are_kept_and_others_added(finished, tmp_path, monkeypatch
     changes = {"train": {"steps": 6, "batch_size": 4, "save_every": 2}}
     compare(plan(seeds=[0, 1], **changes), finished)
     assert made == []
-    results = compare(plan(seeds=[1, 2], encodings=["rope", "nope"], **changes), finished)
+    said = io.StringIO()
+    console = Console(file=said, width=500)
+    results = compare(plan(seeds=[1, 2], encodings=["rope", "nope"], **changes), finished, console=console)
+    assert "3 finished runs" in said.getvalue()
+    assert "not in this report: rope-seed0, tape-seed0, tape-seed1." in said.getvalue()
     assert made == [("nope", 1), ("rope", 2), ("nope", 2)]
     assert curves(results)["rope", 1] == before["rope", 1]
     # as it was, for the other tests

@@ -116,29 +116,37 @@ def paired_table(summary: Summary, names: list[str]) -> Table | None:
     differences = {other.label: [other.beside(first, name) for name in names] for other in others}
     if not any(spread and spread.count > 1 for row in differences.values() for spread in row):
         return None
-    places = [0 if (spread := first.metric(name)) is None else decimals(spread.mean) for name in names]
+    encodings = summary.results["recipe"].get("encodings") or []
+    started = any(isinstance(encoding, dict) and "start" in encoding for encoding in encodings)
+    weights = "" if started else " began with the same weights, where both have them, and"
     return Table(
-        title=f'Beside "{first.label}", seed by seed',
+        title=f'Beside "{first.label}", paired by seed',
         columns=["encoding", *(readable(name) + direction(summary, name) for name in names)],
-        rows=[
-            [Cell(text=label), *(difference_cell(*pair) for pair in zip(spreads, places, strict=True))]
-            for label, spreads in differences.items()
-        ],
+        rows=[[Cell(text=label), *map(difference_cell, spreads)] for label, spreads in differences.items()],
         notes=[
-            f'Differences to "{first.label}", each to its run with the same seed, which began with the same weights, '
-            "where both have them, and saw the same data in the same order. What all runs of a seed share cancels."
+            f'Differences to "{first.label}", each to its run with the same seed, which{weights} saw the same data in '
+            "the same order: what all runs of a seed share cancels."
         ],
     )
 
 
-def difference_cell(spread: Spread | None, places: int) -> Cell:
-    """Mean ± standard deviation, and the range below it, with signs."""
+def difference_cell(spread: Spread | None) -> Cell:
+    """Mean ± standard deviation, and the range below it, with signs, to two digits of the deviation."""
     if spread is None:
         return Cell(text=MISSING)
-    mean, low, high = (f"{value:+,.{places}f}" for value in (spread.mean, spread.low, spread.high))
     if spread.deviation is None:
-        return Cell(text=mean, detail="n = 1")
+        return Cell(text=signed(spread.mean, decimals(spread.mean)), detail="n = 1")
+    # four digits are shown of anything else
+    places = max(0, decimals(spread.deviation or spread.mean) - 2)
+    mean, low, high = (signed(value, places) for value in (spread.mean, spread.low, spread.high))
     return Cell(text=f"{mean} ± {number(spread.deviation, places)}", detail=f"{low} … {high}, n = {spread.count}")
+
+
+def signed(value: float, places: int) -> str:
+    """With a plus or a minus, unless nothing is left of it."""
+    sign = "-" if value < 0 else "+"
+    text = number(abs(value), places)
+    return text if text.strip("0.") == "" else sign + text
 
 
 def readable(name: str) -> str:

@@ -97,7 +97,20 @@ def compare(plan: Plan, out_dir: Path, *, jobs: int = 1, console: Console | None
     results = collect(plan, out_dir)
     write_json(out_dir / RESULTS, results)
     write_report(results, out_dir)
+    left_out = runs_left_out(plan, out_dir)
+    if left_out:
+        console.print(
+            f"{len(left_out)} finished run{'s' if len(left_out) > 1 else ''} in {escape(str(out_dir / RUNS))} of other "
+            f"encodings or seeds are not in this report: {escape(', '.join(left_out))}. Name all of them in encodings "
+            f"and seeds to have them in it."
+        )
     return results
+
+
+def runs_left_out(plan: Plan, out_dir: Path) -> list[str]:
+    """Folders of finished runs that are not among those asked for."""
+    asked = {run_folder(out_dir, choice.label, seed) for choice, seed in plan.runs}
+    return sorted(folder.name for folder in (out_dir / RUNS).glob("*") if folder not in asked and finished(folder))
 
 
 def check_directory(out_dir: Path, plan: Plan) -> None:
