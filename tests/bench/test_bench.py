@@ -320,3 +320,32 @@ def test_graphs_are_a_mode_of_the_compiler(monkeypatch):
 def test_graphs_need_cuda():
     with pytest.raises(ValueError, match="CUDA graphs are made of compiled code on CUDA"):
         quick(graphs=True)
+
+
+@pytest.mark.parametrize("times", [(3.739, 5.109), (9.627, 13.435), (5.0,), (0.0199, 0.0201), (0.4, 370.0)])
+def test_a_plot_of_one_length_has_ticks_to_read_it_by(times):
+    axes = report.draw([make_row(encoding=f"e{index}", ms_median=time) for index, time in enumerate(times)]).axes[0]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["128"]
+    low, high = axes.get_xlim()
+    assert low < 128 < high < 1024
+    assert 128 / low == pytest.approx(high / 128), "in the middle"
+    low, high = axes.get_ylim()
+    assert low < min(times) <= max(times) < high
+    assert high / low <= 5.01 * 5.01 * max(times) / min(times)
+    ticks = [tick for tick in axes.get_yticks() if low * 0.999 <= tick <= high * 1.001]
+    assert len(ticks) >= 2
+    assert {f"{tick:e}"[0] for tick in ticks} <= {"1", "2", "5"}
+
+
+def test_a_plot_of_several_lengths_has_ticks_at_each():
+    axes = report.draw([make_row(length=length, ms_median=length / 30) for length in (64, 100, 512)]).axes[0]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["64", "100", "512"]
+
+
+@pytest.mark.parametrize("peak", [None, 1234.0])
+def test_memory_is_a_column_only_where_it_is_measured(peak):
+    shown = io.StringIO()
+    report.print_table([make_row(), make_row(encoding="tape", peak_mib=peak, gflops=77.0)], Console(file=shown))
+    assert ("peak MiB" in shown.getvalue()) == (peak is not None)
+    assert ("1,234" in shown.getvalue()) == (peak is not None)
+    assert "77" in shown.getvalue()

@@ -12,6 +12,7 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich import box
@@ -22,7 +23,9 @@ from ..report.plots import numbered_style
 
 OK, DISAGREES, OUT_OF_MEMORY, FAILED = "ok", "disagrees", "out of memory", "failed"
 AGAIN = " (again)"
+PEAK = "peak MiB"
 PANELS_IN_A_ROW = 3
+STEPS = (1.0, 2.0, 5.0)
 PICTURES = (".png", ".pdf", ".svg", ".eps", ".jpg", ".jpeg", ".tif", ".tiff", ".webp")
 """Endings of files that a plot is written to."""
 
@@ -117,17 +120,20 @@ def print_table(rows: Sequence[Row], console: Console) -> None:
     how = "compiled" if first.compile else "not compiled"
     console.print(f"{first.shape}, {first.dtype}, {how}, {first.gpu}, torch {first.torch}", highlight=False)
     drift = drifts(rows)
+    # memory is measured on GPUs alone
+    hidden = () if any(row.peak_mib is not None for row in rows) else (PEAK,)
+    names = [name for name in _cells(first) if name not in hidden]
     for (workload, batch, length), group in itertools.groupby(rows, lambda row: row.group):
         title = f"{workload}, {batch} x {length}"
         if (workload, batch, length) in drift:
             title += f" (RoPE measured again: {drift[workload, batch, length]:+.1%})"
         table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
-        table.add_column("encoding")
-        for name in ("ms", "spread", "to RoPE", "peak MiB", "GFLOP", "M params"):
-            table.add_column(name, justify="right")
+        for index, name in enumerate(names):
+            table.add_column(name, justify="right" if index else "left")
         notes = []
         for row in group:
-            table.add_row(*_cells(row))
+            cells = _cells(row)
+            table.add_row(*(cells[name] for name in names))
             if row.note:
                 notes.append(f"  {row.encoding}: {row.note}")
         console.print(table)
@@ -135,22 +141,24 @@ def print_table(rows: Sequence[Row], console: Console) -> None:
             console.print(note, highlight=False, markup=False)
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: Row) -> dict[str, str]:
+    """What the table says of a row, by column."""
+
     def number(value: float | None) -> str:
         return "" if value is None else format(value, ",.0f" if value >= 100 else ".3g")
 
     spread = ""
     if row.ms_median and row.ms_low and row.ms_high:
         spread = f"{row.ms_low / row.ms_median - 1:.0%} +{row.ms_high / row.ms_median - 1:.0%}"
-    return [
-        row.encoding,
-        row.status if row.ms_median is None else f"{row.ms_median:.3f}",
-        spread,
-        "" if row.ratio is None else f"{row.ratio:.2f}",
-        number(row.peak_mib),
-        number(row.gflops),
-        number(None if row.params is None else row.params / 1e6),
-    ]
+    return {
+        "encoding": row.encoding,
+        "ms": row.status if row.ms_median is None else f"{row.ms_median:.3f}",
+        "spread": spread,
+        "to RoPE": "" if row.ratio is None else f"{row.ratio:.2f}",
+        PEAK: number(row.peak_mib),
+        "GFLOP": number(row.gflops),
+        "M params": number(None if row.params is None else row.params / 1e6),
+    }
 
 
 def to_json(rows: Sequence[Row]) -> str:
@@ -200,6 +208,11 @@ def append_csv(path: Path, row: Row) -> None:
 
 
 def plot(rows: Sequence[Row], path: Path) -> None:
+    """Write the picture of `draw`."""
+    draw(rows).savefig(path, dpi=150)
+
+
+def draw(rows: Sequence[Row]) -> Any:
     """Time against length, both logarithmic, one panel for each workload; readable in greyscale."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import LogLocator
@@ -213,10 +226,10 @@ def plot(rows: Sequence[Row], path: Path) -> None:
     figure = Figure(figsize=(5 * columns, 4.2 * lines_of_panels), layout="constrained")
     for index, workload in enumerate(workloads):
         axes = figure.add_subplot(lines_of_panels, columns, index + 1)
+        here = [row for row in timed if row.workload == workload]
         lines: dict[tuple[str, int], list[Row]] = {}
-        for row in timed:
-            if row.workload == workload:
-                lines.setdefault((row.encoding, row.batch), []).append(row)
+        for row in here:
+            lines.setdefault((row.encoding, row.batch), []).append(row)
         for (encoding, batch), line in lines.items():
             line.sort(key=lambda row: row.length)
             axes.plot(
@@ -224,12 +237,15 @@ def plot(rows: Sequence[Row], path: Path) -> None:
                 [row.ms_median or 0.0 for row in line],
                 **numbered_style(encodings.index(encoding), f"{encoding}, batch {batch}" if several else encoding),
             )
-        lengths = sorted({row.length for row in timed if row.workload == workload})
+        lengths = sorted({row.length for row in here})
         axes.set(xscale="log", yscale="log", title=workload, ylabel="milliseconds")
         axes.set_xlabel("tokens attended to" if workload == "decode" else "tokens in a sequence")
         axes.set_xticks(lengths, [str(length) for length in lengths])
+        if len(lengths) == 1:
+            axes.set_xlim(lengths[0] / 2, lengths[0] * 2)
         axes.minorticks_off()
-        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.set_ylim(round_limits([row.ms_median or math.nan for row in here]))
+        axes.yaxis.set_major_locator(LogLocator(subs=STEPS))
         axes.yaxis.set_major_formatter("{x:g}")
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")
@@ -237,4 +253,11 @@ def plot(rows: Sequence[Row], path: Path) -> None:
         how = "compiled" if timed[0].compile else "not compiled"
         size = "" if several else f", batch {timed[0].batch}"
         figure.suptitle(f"{timed[0].shape}, {timed[0].dtype}, {how}{size}, {timed[0].gpu}", fontsize="medium")
-    figure.savefig(path, dpi=150)
+    return figure
+
+
+def round_limits(values: Sequence[float]) -> tuple[float, float]:
+    """The nearest of 1, 2, 5, 10, 20 and so on below and above all values: however close these are, two ticks show."""
+    powers = range(math.floor(math.log10(min(values))) - 1, math.ceil(math.log10(max(values))) + 2)
+    steps = [step * 10.0**power for power in powers for step in STEPS]
+    return max(step for step in steps if step < min(values)), min(step for step in steps if step > max(values))

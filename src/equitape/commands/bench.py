@@ -47,9 +47,7 @@ def bench(
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON for programs to read.")] = False,
     csv: Annotated[Path | None, typer.Option(help="Append a line for each measurement to this file.")] = None,
-    plot: Annotated[
-        Path | None, typer.Option(help="Plot time against length into this file: PNG, PDF, SVG or another picture.")
-    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Plot time against length into this picture.")] = None,
 ) -> None:
     """Measure what encodings cost: time, memory and operations, each beside RoPE's in the same run.
 
