@@ -1,11 +1,17 @@
 """Named registries: one name, one object; a wrong name is answered with the nearest right one."""
 
+import os
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from difflib import get_close_matches
-from importlib import import_module
+from importlib import import_module, util
+from pathlib import Path
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
+OWN = "EQUITAPE_IMPORT"
+"""Environment variable for commands: files and modules that register something of one's own."""
+_imported: set[str] = set()
 
 
 def describe_choices(given: object, allowed: Iterable[str]) -> str:
@@ -14,6 +20,33 @@ def describe_choices(given: object, allowed: Iterable[str]) -> str:
     near = get_close_matches(str(given), names, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     return f"{hint} Allowed: {', '.join(names)}."
+
+
+def import_own() -> None:
+    """Import what the environment variable names, each once; several are separated as in PATH."""
+    for name in filter(None, os.environ.get(OWN, "").split(os.pathsep)):
+        if name in _imported:
+            continue
+        # before it is imported, for it may ask for names itself
+        _imported.add(name)
+        path = Path(name)
+        if path.suffix == ".py" and path.is_file():
+            spec = util.spec_from_file_location(path.stem, path)
+            assert spec is not None and spec.loader is not None
+            module = sys.modules[path.stem] = util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+        elif _can_be_imported(name):
+            import_module(name)
+        else:
+            _imported.remove(name)
+            raise ValueError(f"{OWN} names {name!r}, which is neither a Python file nor a module that is installed.")
+
+
+def _can_be_imported(name: str) -> bool:
+    try:
+        return all(part.isidentifier() for part in name.split(".")) and util.find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False
 
 
 class Registry(Generic[T]):
@@ -41,8 +74,9 @@ class Registry(Generic[T]):
         del self._entries[name]
 
     def __getitem__(self, name: str) -> T:
-        if name not in self._entries:
-            raise ValueError(f"Unknown {self.what} {name!r}.{describe_choices(name, self._entries)}")
+        if name not in self:
+            choices = describe_choices(name, self._entries)
+            raise ValueError(f"Unknown {self.what} {name!r}.{choices} One of your own: name its file in {OWN}.")
         entry = self._entries[name]
         if isinstance(entry, str):
             module, _, attribute = entry.partition(":")
@@ -50,9 +84,12 @@ class Registry(Generic[T]):
         return entry
 
     def __contains__(self, name: object) -> bool:
+        if name not in self._entries:
+            import_own()
         return name in self._entries
 
     def __iter__(self) -> Iterator[str]:
+        import_own()
         return iter(sorted(self._entries))
 
     def __len__(self) -> int:
