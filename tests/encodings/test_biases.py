@@ -1,6 +1,7 @@
 """ALiBi, T5, FIRE and CoPE against their formulas written out in loops, or against transformers."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -46,6 +47,24 @@ def test_alibi_is_linear_in_distance():
     assert bias[0, 3, 2, 1].item() == pytest.approx(-(2**-8) * 4)
 
 
+def test_alibi_keeps_its_digits_in_half_precision():
+    """A slope of 2^-0.5 rounded to bfloat16 would be off by 0.2 at a distance of 3000."""
+    cls = ENCODINGS["alibi"]
+    encoding = cls(cls.options_class(), replace(SIZES, num_heads=12))
+    ids = torch.tensor([[0, 3000]])
+    positions = Positions(ids=ids)
+    state = encoding.begin(positions, torch.bfloat16)
+    layer = encoding.layer(0)
+    bias = layer.bias(torch.zeros(1, 12, 2, 8).bfloat16(), None, state, positions, ids, None, 1.0)
+    score_mod = layer.score_mod(state, positions, ids)
+    exponents = [h + 1 for h in range(8)] + [h + 0.5 for h in range(4)]
+    for head, exponent in enumerate(exponents):
+        expected = pytest.approx(-3000 * 2**-exponent, rel=1e-6)
+        assert bias[0, head, 1, 0].item() == expected
+        indices = (torch.tensor(index) for index in (0, head, 1, 0))
+        assert score_mod(torch.zeros(()), *indices).item() == expected
+
+
 def test_t5_buckets_as_transformers():
     distance = torch.arange(0, 300)
     theirs = T5Attention._relative_position_bucket(-distance, bidirectional=False, num_buckets=32, max_distance=128)
@@ -57,6 +76,13 @@ def test_t5_bias_looks_the_table_up():
     for i in range(N):
         for j in range(i + 1):
             assert torch.equal(bias[0, :, i, j], table[int(bucket(torch.tensor(i - j), 6, 10))])
+
+
+def test_t5_table_starts_with_the_spread_of_the_model():
+    sizes = {"num_attention_heads": 32, "hidden_size": 64, "initializer_range": 0.05}
+    model = EquitapeForCausalLM(tiny_config("t5", {"num_buckets": 32, "max_distance": 128}, **sizes))
+    # of 1024 numbers the spread is known to 2 %
+    assert model.model.encoding.table.std().item() == pytest.approx(0.05, rel=0.1)
 
 
 def test_fire_by_its_formula():
@@ -97,6 +123,31 @@ def test_cope_by_counting():
     found = torch.autograd.grad((bias[0] * slope)[:, visible].sum(), leaves)
     for one, other in zip(found, torch.autograd.grad(total, leaves), strict=True):
         torch.testing.assert_close(one, other)
+
+
+def test_cope_counts_in_float32():
+    """An embedding that alternates shows the fraction of every count; of 40 bfloat16 holds no more than quarters."""
+    cls = ENCODINGS["cope"]
+    layer = cls(cls.options_class(num_positions=64), SIZES).layer(0)
+    torch.nn.init.zeros_(layer.embedding)
+    layer.embedding.data[1] = torch.tensor([1.0, -1.0]).repeat(32)
+    layer = layer.bfloat16()
+    query = torch.zeros(1, 4, 1, 8, dtype=torch.bfloat16)
+    query[..., :2] = 1
+    # one channel alone, so that no score is rounded
+    key = torch.zeros(1, 2, 200, 8, dtype=torch.bfloat16)
+    key[..., 0] = torch.randn(1, 2, 200)
+    visible = torch.ones(1, 1, 1, 200, dtype=torch.bool)
+    bias = layer.bias(query, key, None, None, None, visible, 1.0)
+    for head in range(4):
+        count = 0.0
+        for j in reversed(range(200)):
+            count += 1 / (1 + math.exp(-key[0, head // 2, j, 0].item()))
+            fraction, sign = count % 1, (-1) ** int(count)
+            expected = sign * (1 - 2 * fraction) if count < 63 else -1
+            # some roundings of numbers up to 1
+            assert bias[0, head, 0, j].item() == pytest.approx(expected, abs=0.02)
+        assert count > 70
 
 
 def test_cope_gathers_few_keys_from_one_place():

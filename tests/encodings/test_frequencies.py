@@ -23,6 +23,11 @@ PAIRS = {
         {"kind": "yarn", "factor": 8.0, "original_max_positions": 256},
         {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 256, "rope_theta": 10000.0},
     ),
+    # the ramp ends beyond the last frequency
+    "yarn-long": (
+        {"kind": "yarn", "factor": 8.0, "original_max_positions": 131072},
+        {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 131072, "rope_theta": 10000.0},
+    ),
     "yarn-untruncated": (
         {"kind": "yarn", "factor": 3.0, "original_max_positions": 300, "truncate": False, "beta_fast": 20.0},
         {"rope_type": "yarn", "factor": 3.0, "original_max_position_embeddings": 300, "truncate": False,

@@ -7,6 +7,9 @@ from hypothesis import strategies as st
 
 from cases import build, draw_tokens, gap, tiny_config
 from equitape import EquitapeForCausalLM
+from equitape.encodings import Geometry, Positions
+from equitape.encodings.base import ENCODINGS
+from equitape.encodings.frequencies import Scaling
 from equitape.encodings.phasors import multiply
 from equitape.kernels.reference import update_field
 
@@ -148,6 +151,16 @@ def test_update_in_complex_arithmetic(is_complex, normalize, carries, mixes):
     assert gap(found, complex_update(*inputs, normalize)) < 1e-12
 
 
+def test_half_precision_is_widened_before_it_is_squared():
+    """The square of 300 is more than float16 holds: with an infinite mean, the field would become zero."""
+    field = (300 * torch.randn(2, 3, 5, 16)).half()
+    found = update_field(field, None, None, None, None, None, normalize=True)
+    assert found.dtype == torch.float16
+    expected = complex_update(field.double(), None, None, None, None, None, True)
+    # rounded as a factor and as a product
+    torch.testing.assert_close(found.double(), expected, rtol=2**-9, atol=0)
+
+
 @pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize("is_complex", [False, True])
 def test_update_gradcheck(is_complex, normalize):
@@ -168,13 +181,14 @@ def test_model_gradcheck(case):
     assert torch.autograd.gradcheck(run, (embeddings, *parameters))
 
 
-def test_normalised_field_has_unit_mean_square():
-    model = build("tape", {"normalize": True})
+@pytest.mark.parametrize("options", [{}, {"mlp_update": False}, {"attention_update": False}])
+def test_normalised_field_has_unit_mean_square(options):
+    model = build("tape", {"normalize": True, **options})
     states = model(draw_tokens(2, 10), output_position_states=True).position_states
     for state in states[1:]:
         square = 2 * state.square().mean(-1)
         torch.testing.assert_close(square, torch.ones_like(square), rtol=0, atol=1e-4)
-    plain = build("tape")(draw_tokens(2, 10), output_position_states=True).position_states[-1]
+    plain = build("tape", options)(draw_tokens(2, 10), output_position_states=True).position_states[-1]
     assert (2 * plain.square().mean(-1) - 1).abs().max() > 0.1
 
 
@@ -226,6 +240,40 @@ def test_fourier_start_depends_on_its_seed_and_on_nothing_else():
     half = build("tape", {"init": "fourier"}, dtype=torch.bfloat16)
     state = half(draw_tokens(1, 6), output_position_states=True).position_states[0]
     assert torch.equal(state, first.to(torch.bfloat16))
+
+
+def make(num_heads=64, num_kv_heads=32, head_dim=32, **options):
+    cls = ENCODINGS["tape"]
+    sizes = Geometry(hidden_size=64, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, num_layers=2)
+    return cls(cls.options_class(**options), sizes)
+
+
+def test_fourier_start_has_unit_mean_square():
+    """Over 1024 phasors, whose squares spread by 1 around their mean of 1."""
+    ids = torch.tensor([[0, 7, 1000]])
+    field = make(num_kv_heads=64, init="fourier").begin(Positions(ids=ids), torch.float64)
+    for square in (2 * field.square()).mean((0, 1, 3)).tolist():
+        assert square == pytest.approx(1.0, abs=0.1)
+
+
+def test_fourier_start_can_be_interpolated():
+    """With a factor of 4, four times as far is what was there before."""
+    ids = torch.tensor([[0, 1, 5, 300]])
+    plain = make(init="fourier").begin(Positions(ids=ids), torch.float64)
+    linear = make(init="fourier", scaling=Scaling(kind="linear", factor=4.0))
+    assert gap(linear.begin(Positions(ids=4 * ids), torch.float64), plain) < 1e-12
+    assert gap(linear.begin(Positions(ids=ids), torch.float64), plain) > 0.1
+
+
+@pytest.mark.parametrize("is_complex", [False, True])
+def test_spread_of_the_weights_at_the_start(is_complex):
+    """In units of 1 / sqrt(fan-in): H = 64 carried, G = 32 into the mixer, I = 128 out of it."""
+    layer = make(init_scale=0.5, complex_mixing=is_complex).layer(0)
+    layer.reset_parameters(0.02)
+    for weight, expected in ((layer.carry, 0.5 / 8), (layer.mix_in, 32**-0.5), (layer.mix_out, 0.5 / 128**0.5)):
+        # of 2048 numbers or more the spread is known to 2 %
+        assert weight.std().item() == pytest.approx(expected, rel=0.1)
+        assert abs(weight.mean().item()) < 0.1 * expected
 
 
 def test_number_of_parameters_is_the_papers():

@@ -1,5 +1,7 @@
 """The tensor form: scores as eq. 6 writes them, and which mixings keep which symmetry."""
 
+import random
+
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -66,13 +68,22 @@ def test_orthogonal_equivariance_of_the_mixings(mix_over, monkeypatch):
     assert (difference < 1e-10) == (mix_over != "heads+components")
 
 
-def test_fourier_features_have_the_kernel_they_should():
+@pytest.mark.parametrize("seed", [0, 1])
+def test_fourier_features_have_the_kernel_they_should(seed):
     """e_i e_j^T depends on i - j alone, and its diagonal is sum_r w^2 2 / R."""
-    encoding = make(channels=2, components=6, init="fourier")
+    encoding = make(channels=2, components=6, init="fourier", seed=seed)
     state = encoding.begin(Positions(ids=torch.tensor([[0, 5, 3, 8]])), torch.float64)[0, 0]
     e = state.unflatten(-1, (4, 2, 6))
     torch.testing.assert_close(e[0] @ e[1].mT, e[2] @ e[3].mT)
     torch.testing.assert_close(e[0].square().sum(-1), e[3].square().sum(-1))
+    # No file of a model holds the features, so the order of the draws must stay: frequencies, then amplitudes.
+    draw = random.Random(seed)
+    for _ in range(4 * 3):
+        draw.random()
+    for block in range(4):
+        for channel in range(2):
+            diagonal = sum(draw.gauss(0.0, 1.0) ** 2 for _ in range(3)) * 2 / 6
+            assert e[0, block, channel].square().sum().item() == pytest.approx(diagonal, rel=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,18 @@ def test_plain_gradients_are_those_of_autograd(shape):
         assert torch.allclose(each, wanted, rtol=1e-10, atol=1e-10)
 
 
+def test_a_field_of_zero_gets_no_plain_gradient():
+    """Nor do the queries and keys it turned; the other tokens keep theirs."""
+    inputs = list(draw(SHAPES["grouped"]))
+    whole = reference.turn_gradients(*inputs)
+    inputs[4] = inputs[4].clone()
+    inputs[4][:, :, ::2] = 0
+    found = reference.turn_gradients(*inputs)
+    for each, before in zip(found, whole, strict=True):
+        assert torch.equal(each[:, :, ::2], torch.zeros_like(each[:, :, ::2]))
+        assert torch.equal(each[:, :, 1::2], before[:, :, 1::2])
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shape", SHAPES)

@@ -31,9 +31,10 @@ def test_the_fused_kernel_of_the_cpu_takes_a_widened_value(case, train):
     assert "aten::_scaled_dot_product_attention_math" not in used
 
 
-def test_dropped_weights_are_the_same_for_token_and_field():
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_dropped_weights_are_the_same_for_token_and_field(implementation):
     """A value of ones shows the sum of the weights that were left: both halves of the widened value must agree."""
-    model = build("tape", attn_implementation="sdpa", attention_dropout=0.5).train()
+    model = build("tape", attn_implementation=implementation, attention_dropout=0.5).train()
     attention = model.model.layers[0].self_attn
     sums, fields = [], []
     with torch.no_grad():

@@ -56,6 +56,45 @@ def test_looped_depth_injects_the_input():
     assert gap(model(TOKENS).logits, once.lm_head(once.model.norm(last["x"]))) < 1e-10
 
 
+def test_windows_belong_to_applications_not_to_blocks():
+    """Two loops of two blocks by hand, a window in the third application: the first block, the second time alone."""
+    sizes = {"num_hidden_layers": 4, "num_loops": 2, "sliding_window": 3}
+    model = build("nope", sliding_layers=[2], **sizes)
+    wide = build("nope", num_hidden_layers=2)
+    narrow = build("nope", num_hidden_layers=2, sliding_window=3, sliding_layers=[0])
+    last = {}
+    for once in (wide, narrow):
+        once.load_state_dict(model.state_dict())
+        once.model.layers[1].register_forward_hook(lambda *hook: last.update(x=hook[2][0]))
+    embeddings = model.get_input_embeddings()(TOKENS)
+    wide(inputs_embeds=embeddings)
+    narrow(inputs_embeds=last["x"] + embeddings)
+    found = model(TOKENS).logits
+    assert gap(found, model.lm_head(model.model.norm(last["x"]))) < 1e-10
+    assert gap(found, build("nope", sliding_layers=[0], **sizes)(TOKENS).logits) > 1e-3
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@pytest.mark.parametrize("case", ["tape", "alibi"])
+@pytest.mark.parametrize("sliding_layers", [[0], [1, 2]])
+def test_each_type_of_layer_takes_its_own_prepared_mask(case, sliding_layers, implementation):
+    """As generate prepares them for a static cache, by hand: the same logits as with the masks a forward makes."""
+    model = build(case, sliding_window=3, sliding_layers=sliding_layers, attn_implementation=implementation)
+    full = torch.zeros(2, 1, 7, 7, dtype=torch.bool)
+    sliding = full.clone()
+    for i in range(7):
+        full[:, :, i, : i + 1] = True
+        sliding[:, :, i, max(i - 2, 0) : i + 1] = True
+    masks = {"full_attention": full, "sliding_attention": sliding}
+    if implementation == "eager":
+        # transformers gives this one numbers to add
+        masks = {name: torch.zeros(2, 1, 7, 7).double().masked_fill(~mask, -1e300) for name, mask in masks.items()}
+    expected = model(TOKENS).logits
+    assert gap(model(TOKENS, attention_mask=masks).logits, expected) < 1e-10
+    for mask in masks.values():
+        assert gap(model(TOKENS, attention_mask=mask).logits, expected) > 1e-3
+
+
 def test_logits_to_keep():
     model = build("tape")
     every = model(TOKENS).logits
