@@ -4,7 +4,7 @@ from typer.testing import CliRunner
 from equitape import registry as registries
 from equitape.cli import app
 from equitape.encodings import ENCODINGS, available_encodings
-from equitape.registry import OWN, Registry
+from equitape.registry import OWN, Registry, describe_choices
 
 
 def test_names_are_unique_and_sorted():
@@ -27,6 +27,10 @@ def test_unknown_names_list_near_matches():
         registry["rop"]
     with pytest.raises(ValueError, match=r"Unknown thing 'xyz'. Allowed: rope."):
         registry["xyz"]
+
+
+def test_names_with_commas_are_told_apart():
+    assert describe_choices("x", ["tape, small", "rope"]) == " Allowed: rope, 'tape, small'."
 
 
 def test_lazy_entries_are_imported_when_asked_for():

@@ -19,7 +19,9 @@ def describe_choices(given: object, allowed: Iterable[str]) -> str:
     names = sorted(allowed)
     near = get_close_matches(str(given), names, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
-    return f"{hint} Allowed: {', '.join(names)}."
+    # a label may hold a comma of its own
+    listed = ", ".join(repr(name) if "," in name else name for name in names)
+    return f"{hint} Allowed: {listed}."
 
 
 def import_own() -> None:

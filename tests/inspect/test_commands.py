@@ -123,8 +123,8 @@ def test_inspect_compares_with_other_models(folder, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--text", "ab", "--ids", "1 2"], "both was given"),
-        ([], "neither was given"),
+        (["--text", "ab", "--ids", "1 2"], "both are given"),
+        ([], "neither is given"),
         (["--ids", "1 x 3"], "--ids holds 'x'"),
         (["--ids", "numbers.txt"], "There is no file 'numbers.txt'."),
         (["--ids", "1 999"], "Token 999 is not in the model's vocabulary of 258"),

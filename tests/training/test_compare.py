@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from rich.console import Console
+from rich.progress import Progress
 from test_recipe import SMALL
 from typer.testing import CliRunner
 
@@ -407,6 +408,19 @@ def test_evaluation_while_training_is_logged(tmp_path):
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "evaluation" in line] == [2, 4]
     assert small.task.headline in lines[-1]["evaluation"]
+
+
+def test_the_bar_moves_with_every_step(tmp_path, monkeypatch):
+    moved, update = [], Progress.update
+
+    def watched(self, task, **fields):
+        moved.append(fields.get("completed"))
+        update(self, task, **fields)
+
+    monkeypatch.setattr(Progress, "update", watched)
+    small = plan(encodings=["nope"], train={"steps": 3, "batch_size": 4, "log_every": 100})
+    execute(small, "nope", 0, tmp_path, console=Console(file=io.StringIO(), force_terminal=True))
+    assert [step for step in moved if step is not None] == [1, 2, 3]
 
 
 def test_padding_to_one_length_changes_no_loss():

@@ -298,6 +298,8 @@ def test_files_that_are_no_recipes(tmp_path):
         load_recipe("adition-20")
     with pytest.raises(ValueError, match="There is no recipe file"):
         load_recipe(tmp_path / "none.yaml")
+    with pytest.raises(ValueError, match="is a folder; a recipe is a YAML file"):
+        load_recipe(tmp_path)
     for text, message in (
         ("- a list", "must be a dictionary of settings; it is list"),
         ("a: [1", "line 1 is not YAML"),

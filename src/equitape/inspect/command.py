@@ -38,8 +38,8 @@ class InspectSettings:
 
     def __post_init__(self) -> None:
         if (self.text is None) == (self.ids is None):
-            given = "neither" if self.text is None else "both"
-            raise ValueError(f"Give what the model reads, by --text or by --ids; {given} was given.")
+            given = "neither is given" if self.text is None else "both are given"
+            raise ValueError(f"Give what the model reads, by --text or by --ids; {given}.")
         for entry in self.also:
             if not all(entry.partition("=")):
                 raise ValueError(f"--also is {entry!r}; it must be NAME=FOLDER.")

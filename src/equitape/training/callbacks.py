@@ -110,6 +110,8 @@ class Bookkeeper(TrainerCallback):
     ) -> TrainerControl:
         step = state.global_step
         self.log.end_step(step, self._rate)
+        # what needs no figures from the device needs not wait for them
+        self.bar.update(self.bar.task_ids[0], completed=step)
         if self.settings.minutes is not None and self.share_of_time() >= 1:
             control.should_training_stop = control.should_save = True
         every = self.settings.eval_every
@@ -157,7 +159,7 @@ class Bookkeeper(TrainerCallback):
             figures = f"loss {lines[-1]['loss']:.4f}  {self.meter.tokens_per_second:,.0f} tokens/s"
             if self.meter.peak_mib is not None:
                 figures += f"  {self.meter.peak_mib:,.0f} MiB"
-            self.bar.update(self.bar.task_ids[0], completed=step, figures=figures)
+            self.bar.update(self.bar.task_ids[0], figures=figures)
         if self.board is not None:
             for line in lines:
                 for name in ("loss", "grad_norm", "learning_rate"):

@@ -235,6 +235,8 @@ def find_recipe(source: str | Path) -> Path:
     path = Path(source)
     if path.is_file():
         return path
+    if path.is_dir() and len(path.parts) > 1:
+        raise ValueError(f"{str(source)!r} is a folder; a recipe is a YAML file.")
     if path.suffix in (".yaml", ".yml") or len(path.parts) > 1:
         raise ValueError(f"There is no recipe file {str(source)!r}.")
     shipped = SHIPPED / f"{source}.yaml"
