@@ -9,7 +9,8 @@ from rich.console import Console
 
 from cases import build, draw_tokens, gap
 from equitape import adapt
-from equitape.adapt import METHODS, AdaptSettings, summarize_training
+from equitape.adapt import METHODS, AdaptSettings, merge_lora, summarize_training
+from equitape.adapt.lora import merged_state
 from equitape.adapt.methods import trained_parameters
 from equitape.adapt.show import show_model
 
@@ -87,6 +88,24 @@ def test_lora_options():
     assert type(model.model.layers[0].self_attn.q_proj) is torch.nn.Linear
 
 
+def test_merged_weights_are_rounded_once():
+    """Half-precision weights with LoRA in float32, of values whose sums are exact there."""
+    model = adapt(make_source(dtype=torch.bfloat16), "lora", lora_rank=4, lora_alpha=8, lora_targets=["v_proj"])
+    layer = model.model.layers[0].self_attn.v_proj
+    generator = torch.Generator().manual_seed(0)
+    for part in (layer.lora_A, layer.lora_B):
+        weight = part["default"].weight
+        weight.data = torch.randint(-64, 65, weight.shape, generator=generator) / 256
+    plain = layer.base_layer.weight.detach().clone()
+    product = layer.lora_B["default"].weight.double() @ layer.lora_A["default"].weight.double()
+    expected = (plain.double() + 2 * product).bfloat16()
+    # adding what was rounded already is another thing
+    assert not torch.equal(plain + (2 * product).bfloat16(), expected)
+    assert torch.equal(merged_state(model)["model.layers.0.self_attn.v_proj.weight"], expected)
+    merge_lora(model)
+    assert torch.equal(model.model.layers[0].self_attn.v_proj.weight, expected)
+
+
 def test_tape_options_and_context():
     model = adapt(make_source(), "tape", context=256, tape={"mixer_size": 3, "layers": "last_half", "normalize": True})
     encoding = model.config.encoding
@@ -142,6 +161,19 @@ def test_scaling_on_top_of_scaling():
     assert adapt(yarn, "lora", context=128, scaling="yarn").config.encoding["scaling"]["factor"] == 8.0
     with pytest.raises(ValueError, match="scales its positions by 'yarn' already, and 'linear' cannot be put on top"):
         adapt(yarn, "lora", context=128, scaling="linear")
+
+
+def test_yarn_stretched_further_has_the_temperature_of_its_new_factor():
+    """One that the source was given belongs to its old factor."""
+    given = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 1e4}
+    source = make_source(rope_parameters={**given, "attention_factor": 1.3})
+    assert adapt(source, "lora").config.encoding["scaling"]["attention_factor"] == 1.3
+    model = adapt(source, "lora", context=128, scaling="yarn")
+    assert model.config.encoding["scaling"]["attention_factor"] is None
+    expected = make_source(rope_parameters={**given, "factor": 8.0}, max_position_embeddings=128)
+    tokens = draw_tokens(1, 100)
+    with torch.no_grad():
+        assert gap(model(tokens).logits, expected(tokens).logits) < 1e-5
 
 
 def test_longlora_trains_in_groups_and_answers_in_full():

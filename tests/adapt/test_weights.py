@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, Llam
 
 from cases import VOCAB, draw_tokens, gap
 from equitape import EquitapeForCausalLM, adapt
+from equitape.adapt.weights import digest_of
 
 TOKENS = draw_tokens(2, 50)
 ROPES = {
@@ -101,8 +102,11 @@ def test_rope_scaling_is_kept_in_every_spelling(name, spelling, tmp_path):
     assert gap(logits(model), logits(source)) < (5e-5 if name == "llama3" else 1e-5)
 
 
-def test_dynamic_scaling_past_its_length():
-    source = make_source(rope_parameters={**ROPES["dynamic"], "rope_theta": 1000.0}, max_position_embeddings=20)
+@pytest.mark.parametrize("told", [{}, {"original_max_position_embeddings": 16}], ids=["alone", "with-another"])
+def test_dynamic_scaling_past_its_length(told):
+    """The length is the one that the model announces, whatever its scaling says beside."""
+    given = {**ROPES["dynamic"], **told, "rope_theta": 1000.0}
+    source = make_source(rope_parameters=given, max_position_embeddings=20)
     model = adapt(source, "full", context=64)
     assert gap(logits(model), logits(source)) < 1e-5
     with pytest.raises(ValueError, match="the scaling cannot be 'dynamic'"):
@@ -132,8 +136,29 @@ def test_new_weights_depend_on_the_seed_alone():
     first, again, other = new(1), new(1), new(2)
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert not all(torch.equal(first[name], other[name]) for name in first)
+    drawn = [name for name in first if "lora_A" in name]
+    assert drawn
+    assert not any(torch.equal(first[name], other[name]) for name in drawn)
     half = new(1, dtype=torch.bfloat16)
     assert all(torch.equal(first[name].bfloat16(), half[name]) for name in first if "encoding" in name)
+
+
+def test_fingerprints_read_all_parts_of_a_large_tensor():
+    """A change in any eighth of it makes another base; where tensors are small, so does any value."""
+    plain = {"a": torch.zeros(80, 100), "b": torch.zeros(40)}
+    digests = {digest_of(plain)}
+    for eighth in range(8):
+        changed = plain["a"].clone()
+        changed.view(-1)[1000 * eighth : 1000 * eighth + 1000] = 1
+        digests.add(digest_of({**plain, "a": changed}))
+    for place in range(40):
+        changed = plain["b"].clone()
+        changed[place] = 1
+        digests.add(digest_of({**plain, "b": changed}))
+    digests.add(digest_of({**plain, "a": plain["a"].view(100, 80)}))
+    digests.add(digest_of({"a": plain["a"], "c": plain["b"]}))
+    assert len(digests) == 1 + 8 + 40 + 2
+    assert digest_of({"b": plain["b"].bfloat16(), "a": plain["a"].double()}) == digest_of(plain)
 
 
 def test_settings_of_generation_come_along():

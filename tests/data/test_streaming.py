@@ -2,6 +2,7 @@
 
 import json
 import pickle
+from itertools import islice
 
 import pytest
 import torch
@@ -61,6 +62,21 @@ def test_an_epoch_holds_what_the_packed_dataset_holds(source):
     assert pieces(second) == pieces(packed[i] for i in range(len(packed)))
     again = streamed(source)
     assert not all(row["input_ids"].equal(again[i]["input_ids"]) for i, row in enumerate(second))
+
+
+def test_every_block_is_filled_before_the_next_begins(source):
+    """Documents are shuffled within a block, so one of a single document would be hardly any shuffling."""
+    store = build_tokens(source, byte_tokenizer(), source.parent / "cache")
+    expected, block = [], []
+    for length in store.lengths.tolist():
+        block.append(length)
+        if sum(block) >= 8 * LENGTH:
+            expected.append(block)
+            block = []
+    expected += [block] if block else []
+    assert len(expected) > 5
+    blocks = list(islice(streamed(source)._read_blocks(), 2 * len(expected)))
+    assert [block.store.lengths.tolist() for block in blocks] == 2 * expected
 
 
 def test_rows_can_be_skipped_and_asked_for_again(source):

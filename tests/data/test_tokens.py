@@ -106,6 +106,35 @@ def test_the_cache_is_reused_until_text_or_tokenizer_change(folder, tmp_path, bp
     assert len(build_tokens(folder, byte_tokenizer(), cache, max_documents=2)) == 2
 
 
+def test_the_cache_knows_end_mark_and_padding(folder, tmp_path):
+    """They lie beside the vocabulary, which is the same for all of these."""
+    found = []
+    for end, pad in ((256, 257), (257, 257), (65, 257), (256, 65), (None, 257)):
+        tokenizer = byte_tokenizer()
+        tokenizer.eos_token, tokenizer.pad_token = (
+            None if token is None else tokenizer.convert_ids_to_tokens(token) for token in (end, pad)
+        )
+        assert tokenizer.backend_tokenizer.to_str() == byte_tokenizer().backend_tokenizer.to_str()
+        store = build_tokens(folder, tokenizer, tmp_path / "cache")
+        assert (store.facts.end_id, store.facts.pad_id) == (end, pad)
+        assert store.document(0).tolist() == [*TEXTS[0].encode(), *([] if end is None else [end])]
+        found.append(store.directory)
+    assert len(set(found)) == 5
+
+
+def test_digests_tell_where_documents_end(tmp_path):
+    tokenizer = byte_tokenizer()
+    tokenizer.eos_token = None
+    digests = []
+    for number, texts in enumerate((["ab", "c"], ["a", "bc"], ["abc"], ["ab", "c"])):
+        write_tokens([Document("", text) for text in texts], tokenizer, tmp_path / str(number))
+        store = TokenStore.open(tmp_path / str(number))
+        assert store.joined().tolist() == list(b"abc")
+        digests.append(store.facts.digest)
+    assert len(set(digests[:3])) == 3
+    assert digests[3] == digests[0]
+
+
 def test_the_cache_follows_the_environment(folder, tmp_path, monkeypatch):
     monkeypatch.setenv("EQUITAPE_CACHE", str(tmp_path / "elsewhere"))
     store = build_tokens(folder, byte_tokenizer())
