@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 
+import pytest
 from typer.testing import CliRunner
 
 from equitape import available_encodings
@@ -25,6 +26,31 @@ def test_encodings_as_table_and_json():
     listed = json.loads(runner.invoke(app, ["encodings", "--json"]).output)
     assert set(listed) == set(available_encodings())
     assert listed["tape"]["scaling"]["kind"] == "default"
+
+
+def read_column(output, index):
+    """All of a column in one line without spaces, so that what was folded is whole again."""
+    lines = [line.split("│") for line in output.splitlines() if line.startswith("│")]
+    return "".join("".join(line[index + 1].split()) for line in lines)
+
+
+@pytest.mark.parametrize("width", [80, 50, 200])
+@pytest.mark.parametrize("listing", ["tasks", "encodings"])
+def test_tables_lose_nothing_on_narrow_terminals(listing, width, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(width))
+    output = runner.invoke(app, [listing]).output
+    told = json.loads(runner.invoke(app, [listing, "--json"]).output)
+    assert "…" not in output
+    assert max(map(len, output.splitlines())) <= width
+    ideas, options = read_column(output, 1), read_column(output, 2)
+    for row in told.values():
+        for name, value in row.get("options", row).items():
+            assert isinstance(value, (list, dict)) or f"{name}={value}" in options
+        if listing == "tasks":
+            assert f"{row['idea'].replace(' ', '')}metric:{row['headline']}" in ideas
+    if listing == "tasks" and width >= 80:
+        # what fits is not broken in two
+        assert all(part in output for part in ("batch_tokens=262144,", " error_outside_sparse "))
 
 
 def test_demo_trains_compares_and_answers(tmp_path, monkeypatch):

@@ -21,7 +21,9 @@ def encodings(
     if json:
         typer.echo(dumps(rows, indent=2))
         return
-    table = Table("encoding", "idea", "options and defaults")
+    table = Table()
+    for column in ("encoding", "idea", "options and defaults"):
+        table.add_column(column, overflow="fold")
     for kind, options in rows.items():
         # of nested options only the first, their kind: the rest is in the documentation
         shown = {

@@ -29,10 +29,13 @@ def tasks(
     if json:
         typer.echo(dumps(rows, indent=2))
         return
-    table = Table("task", "idea", "options and defaults", "first metric")
+    table = Table()
+    # the metric under the idea: in a column of its own, options would have no room for their names in 80 characters
+    for column in ("task", "idea and first metric", "options and defaults"):
+        table.add_column(column, overflow="fold")
     for name, row in rows.items():
         options = ", ".join(f"{option}={value}" for option, value in row["options"].items())
-        table.add_row(name, escape(row["idea"]), escape(options), row["headline"])
+        table.add_row(name, f"{escape(row['idea'])}\nmetric: {row['headline']}", escape(options))
     console = Console()
     console.print(table)
     console.print("Every task has a page in docs/tasks.")
