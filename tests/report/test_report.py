@@ -401,6 +401,14 @@ def test_quantities():
     ]  # fmt: skip
 
 
+def test_shares_are_said_to_be_in_per_cent(folder, tmp_path):
+    assert "in per cent in tables and from 0 to 1 in pictures" in (folder / "report.md").read_text()
+    text = {**make_run("rope", 0, 1.0), "evaluation": {"metrics": {"perplexity": 3.0}, "heat_maps": [], "curves": []}}
+    results = make_results()
+    write_report({**results, "runs": [text], "task": {**results["task"], "headline": "perplexity"}}, tmp_path)
+    assert "per cent" not in (tmp_path / "report.md").read_text()
+
+
 def test_numbers():
     assert number(26.324) == "26.32"
     assert number(0.0123456) == "0.01235"

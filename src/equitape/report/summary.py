@@ -15,6 +15,8 @@ BEST_RULE = (
     "An encoding is marked best (★) only where its mean leads the mean of every other by more than the standard "
     "deviations of the two over seeds added, with two seeds or more on both sides and all of its own runs done."
 )
+SHARES = ("match", "accuracy", "error")
+SHARES_RULE = "Matches, accuracies and errors are in per cent in tables and from 0 to 1 in pictures."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,6 +139,12 @@ class Summary:
             name for group in self.groups for run in group.finished for name in run["evaluation"]["metrics"]
         )
         return [name for name in names if (OUTSIDE in name) == outside]
+
+    @property
+    def has_shares(self) -> bool:
+        """Whether a metric is a share, which tasks give in per cent."""
+        names = [*self.metric_names(outside=False), *self.metric_names(outside=True)]
+        return any(word in name for name in names for word in SHARES)
 
     def higher_is_better(self, metric: str) -> bool | None:
         """The task says it for its headline; for others the name does, or nothing does."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from .plots import Plot, all_plots
-from .summary import BEST_RULE, MISSING_RUN, Spread, Summary, summarise
+from .summary import BEST_RULE, MISSING_RUN, SHARES_RULE, Spread, Summary, summarise
 from .tables import Cell, Table, claims_table, headline_table, metric_table, number, paired_table, readable, runs_table
 
 PLOTS = "plots"
@@ -27,7 +27,7 @@ def write_report(results: dict[str, Any], out_dir: Path) -> None:
         "description": results["recipe"].get("description") or "",
         "findings": findings(summary),
         "tables": quality_tables(summary),
-        "best_rule": BEST_RULE,
+        "rules": f"{BEST_RULE} {SHARES_RULE}" if summary.has_shares else BEST_RULE,
         "plots": plots,
         "runs": runs_table(summary),
         "environment": environment_rows(results["environment"], summary),
