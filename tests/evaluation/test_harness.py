@@ -8,7 +8,9 @@ import sys
 import pytest
 import torch
 from small import llama, our_model, save, subject
+from typer.testing import CliRunner
 
+from equitape.cli import app
 from equitape.evaluation import build_evaluation, evaluate, load_subject
 from equitape.evaluation.harness import main, register_with_harness
 from equitape.tasks.perplexity import perplexity
@@ -171,6 +173,42 @@ def test_everything_equitape_loads_runs_under_the_harness(tasks, tmp_path):
         tmp_path / "b",
     )
     assert plain["metrics"]["score"] != ours["metrics"]["score"]
+
+
+GROUP = """
+group: both
+task: [colours, letters]
+aggregate_metric_list: [{metric: acc}]
+"""
+
+
+def test_a_group_runs_all_its_tasks(tasks, tmp_path):
+    (tasks / "both.yaml").write_text(GROUP)
+    task = build_evaluation("lm-eval:both", {"include_path": str(tasks)})
+    who = subject(llama(dtype=torch.float32, max_position_embeddings=128))
+    metrics = evaluate(who, task, tmp_path / "out")["metrics"]
+    assert {"colours acc", "letters byte_perplexity"} <= set(metrics)
+
+
+def test_data_that_cannot_be_had_is_told_in_one_sentence(tasks, tmp_path, monkeypatch):
+    """Before anything is written; a real failure of the Hub ends the same way, after minutes of trying again."""
+    folder = save(our_model(dtype=torch.float32), tmp_path / "model")
+
+    def unreachable(*_, **__):
+        raise ConnectionError("Couldn't reach 'Rowan/hellaswag' on the Hub (LocalEntryNotFoundError).\nMore of it.")
+
+    monkeypatch.setattr("datasets.load_dataset", unreachable)
+    arguments = ["eval", folder, f"include_path={tasks}", "limit=2", "--task", "lm-eval:colours"]
+    result = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "out")])
+    assert result.exit_code == 2
+    told = " ".join(result.stderr.replace("│", " ").split())
+    assert (
+        "lm-evaluation-harness cannot load its task 'colours' (Couldn't reach 'Rowan/hellaswag' on the Hub "
+        "(LocalEntryNotFoundError)). It takes data from the Hugging Face Hub: run it once where there is a network, or "
+        "name a folder of tasks in YAML that have local data by include_path=FOLDER."
+    ) in told
+    assert "More of it" not in told
+    assert not (tmp_path / "out").exists()
 
 
 def test_unknown_tasks_and_a_missing_package(tasks, monkeypatch):

@@ -48,6 +48,8 @@ def test_f1_by_hand():
     assert metrics.unigram_f1("red green blue green", "green blue red yellow black") == pytest.approx(2 / 3)
     # a word counts as often as both have it
     assert metrics.unigram_f1("yes yes yes", "yes no") == pytest.approx(2 * (1 / 3) * (1 / 2) / (5 / 6))
+    # twice in both: P = 2/3, R = 1
+    assert metrics.unigram_f1("yes yes no", "yes yes") == pytest.approx(0.8)
     assert metrics.unigram_f1("", "yes") == 0
     assert metrics.unigram_f1("the", "a") == 0
     assert metrics.exact_match("The answer.", "answer") == 1

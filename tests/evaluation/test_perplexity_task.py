@@ -94,6 +94,21 @@ def test_strides_windows_and_joining(texts, tmp_path):
     assert "1 of 1 documents" in joined["notes"][0]
 
 
+def test_joined_documents_share_their_bytes(texts, tmp_path):
+    """All of them as one window, end marks included; letters of two bytes make bytes other than letters."""
+    (texts / "b.txt").write_text("äöü" * 11)
+    documents = [(texts / f"{name}.txt").read_bytes() for name in "abcd"]
+    tokens = [token for document in documents for token in (*document, 256)]
+    size = 50 + 66 + 17 + 41
+    assert len(tokens) == size + 4
+    model, length = our_model(), len(tokens) - 1
+    options = {"data": str(texts), "lengths": [length], "short": length, "join": True}
+    found = evaluate(subject(model), build_evaluation("perplexity", options), tmp_path / "out")["metrics"]
+    loss = float(full_losses(model, tokens).mean())
+    assert found[f"perplexity_{length}"] == pytest.approx(math.exp(loss), rel=1e-6)
+    assert found[f"bits_per_byte_{length}"] == pytest.approx(loss / math.log(2) * len(tokens) / size, rel=1e-6)
+
+
 def test_several_texts_keep_their_names(texts, tmp_path):
     options = {"data": {"one": str(texts / "a.txt"), "two": str(texts / "d.txt")}, "lengths": [16], "short": 8}
     report = evaluate(subject(our_model()), build_evaluation("perplexity", options), tmp_path / "out")

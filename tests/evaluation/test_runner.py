@@ -7,6 +7,7 @@ import torch
 from small import Reader, our_model, subject
 
 from equitape.evaluation import build_evaluation, evaluate, rescore
+from equitape.evaluation.runner import add_cost
 
 KEY = r"pass key is (\d{5})\. Remember"
 OPTIONS = {"lengths": [400, 600], "short": 400, "samples": 3, "depths": [0, 1]}
@@ -98,6 +99,27 @@ def test_text_that_changed_is_another_evaluation(tmp_path, monkeypatch):
     moved.write_text("hgfedcba" * 10)
     with pytest.raises(ValueError, match="begun with other settings: examples: data was"):
         evaluate(who, build_evaluation("perplexity", named), tmp_path / "out", resume=True)
+
+
+@pytest.mark.parametrize(("name", "own"), [("passkey", {"depths": [0.5]}), ("needles", {"kinds": ["single"]})])
+def test_filler_that_changed_is_another_evaluation(name, own, tmp_path):
+    filler = tmp_path / "filler.txt"
+    options = {"lengths": [700], "short": 700, "samples": 1, "filler": str(filler), **own}
+    filler.write_text("The sea was calm. We sailed on.\n" * 40)
+    first = evaluate(subject(Reader(KEY)), build_evaluation(name, options), tmp_path / "out")
+    again = evaluate(subject(Reader(KEY)), build_evaluation(name, options), tmp_path / "out", resume=True)
+    assert again["metrics"] == first["metrics"]
+    filler.write_text("The sun was bright. We walked on.\n" * 40)
+    with pytest.raises(ValueError, match="begun with other settings: examples: filler was"):
+        evaluate(subject(Reader(KEY)), build_evaluation(name, options), tmp_path / "out", resume=True)
+
+
+def test_costs_add_up(tmp_path):
+    """Over batches, and over a run that was interrupted and went on."""
+    for tokens, seconds in ((100, 1.0), (30, 0.5), (7, 2.0)):
+        add_cost(tmp_path, subject(Reader(KEY)), tokens, seconds, {"torch": "2"})
+    cost = json.loads((tmp_path / "cost.json").read_text())
+    assert cost == {"seconds": 3.5, "tokens": 137, "peak_mib": None, "environment": {"torch": "2"}}
 
 
 class Tight(Reader):

@@ -6,6 +6,7 @@ import torch
 
 from cases import CASES, build, draw_tokens
 from equitape.inspect import look_inside, visit_layers
+from equitape.inspect.pictures import draw_lines, draw_strips
 
 # what is shown is kept in float32, whatever the model computes in; sums over a text round more than once
 ROUNDING = 1e-6
@@ -146,3 +147,15 @@ def test_refusals():
         look_inside(model, draw_tokens(1, 6), show=(2, 9))
     with pytest.raises(ValueError, match="max_cells is 1"):
         look_inside(model, draw_tokens(1, 6), max_cells=1)
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3, 12])
+def test_pictures_count_layers_in_whole_numbers(layers):
+    seen = look_inside(build("tape", dtype=torch.float32, num_hidden_layers=layers), draw_tokens(1, 9))
+    strips, lines = draw_strips(seen), draw_lines(seen)
+    axes = [each.yaxis for each in strips.axes if each.get_ylabel() == "layer"] + [each.xaxis for each in lines.axes]
+    assert len(axes) > len(lines.axes)
+    for axis in axes:
+        ticks = [tick for tick in axis.get_majorticklocs() if 0.5 <= tick <= layers + 0.5]
+        assert ticks
+        assert all(tick == round(tick) for tick in ticks)

@@ -139,6 +139,16 @@ def test_a_model_learns_to_answer_from_a_checkpoint(files, start, tmp_path):
     assert all(torch.equal(kept[name], tensor) for name, tensor in model.state_dict().items())
 
 
+@pytest.mark.parametrize(("samples", "share"), [(100, 25.0), (2, 50.0), (4, 25.0)])
+def test_cut_documents_are_a_share_of_those_asked_about(samples, share, files, tmp_path):
+    """One of four questions has a long document; with two samples, one of two."""
+    asked = [*rows("valid", 1, words=40), *rows("valid", 4, words=1)[1:]]
+    (tmp_path / "valid.jsonl").write_text("".join(json.dumps(row) + "\n" for row in asked))
+    task = build_task("scrolls", {**files, "length": 120, "samples": samples})
+    model = build("rope", dtype=torch.float32, vocab_size=258, max_position_embeddings=128)
+    assert task.evaluate(model, 0).metrics["documents_cut"] == share
+
+
 def test_scores_without_rouge(tmp_path, monkeypatch, caplog):
     row = rows("train")[0] | {"task": "qmsum"}
     for split in ("train", "valid"):

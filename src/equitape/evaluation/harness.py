@@ -16,6 +16,7 @@ from typing import Any
 
 from ..settings import Settings
 from .base import Advance, Bars, EvaluationTask, Record, Report, Unit
+from .scrolls_data import first_line
 from .subject import Subject, load_subject
 
 MODEL_NAME = "equitape"
@@ -64,6 +65,7 @@ class Harness(EvaluationTask):
         for name in names:
             if name not in known:
                 raise ValueError(f"lm-evaluation-harness has no task {name!r}.{near(name, known)}")
+        self.loaded = {name: load_task(name, self.manager) for name in names}
         return [Unit(key=name, length=subject.context or 1) for name in names]
 
     def answer(self, subject: Subject, units: list[Unit], batch_tokens: int, advance: Advance) -> list[Record]:
@@ -74,7 +76,7 @@ class Harness(EvaluationTask):
         for unit in units:
             found = lm_eval.simple_evaluate(
                 model=model,
-                tasks=[unit.key],
+                tasks=self.loaded[unit.key],
                 num_fewshot=self.options.num_fewshot,
                 limit=self.options.limit,
                 task_manager=self.manager,
@@ -217,6 +219,23 @@ def find_tasks(names: list[str], include_path: str | None) -> Any:
         if set(names) <= set(manager.all_tasks):
             return manager
     return TaskManager(include_path=include_path)
+
+
+def load_task(name: str, manager: Any) -> list[Any]:
+    """A task of the harness with its data; what is more than one task stays a name, which the harness reads itself."""
+    from lm_eval.api.task import Task
+
+    try:
+        found = manager.load_task_or_group([name])
+    except (OSError, ValueError, RuntimeError, ImportError) as error:
+        # the Hub, its cache, and packages that single tasks need
+        raise ValueError(
+            f"lm-evaluation-harness cannot load its task {name!r} ({first_line(error)}). It takes data from the Hugging "
+            f"Face Hub: run it once where there is a network, or name a folder of tasks in YAML that have local data "
+            f"by include_path=FOLDER."
+        ) from None
+    alone = [task for task in found.values() if isinstance(task, Task)]
+    return alone if len(alone) == len(found) == 1 else [name]
 
 
 def near(name: str, known: set[str]) -> str:

@@ -163,6 +163,7 @@ def draw_strips(seen: Inspection) -> Any | None:
         axes.set_title(title, fontsize="small")
         axes.set_ylabel("layer", fontsize="small")
         axes.tick_params(labelsize="x-small")
+        axes.yaxis.get_major_locator().set_params(integer=True)
         figure.colorbar(image, ax=axes, pad=0.01)
     figure.supxlabel("token", fontsize="small")
     return figure
