@@ -191,7 +191,7 @@ def test_a_group_runs_all_its_tasks(tasks, tmp_path):
 
 
 def test_data_that_cannot_be_had_is_told_in_one_sentence(tasks, tmp_path, monkeypatch):
-    """Before anything is written; a real failure of the Hub ends the same way, after minutes of trying again."""
+    """Before anything is written; a real failure of the Hub ends the same way, once it has tried again a few times."""
     folder = save(our_model(dtype=torch.float32), tmp_path / "model")
 
     def unreachable(*_, **__):
