@@ -13,6 +13,8 @@ from .page import grows, lines_of, strips_of
 
 PANELS = 6
 MARKERS = "os^DvP"
+WHOLE = {"integer": True, "min_n_ticks": 1}
+"""Ticks of layers; with more of them asked for, a single layer would have fractions beside it."""
 
 
 def chosen_layers(num_layers: int) -> list[int]:
@@ -134,7 +136,7 @@ def draw_lines(seen: Inspection) -> Any:
         axes.set_title(line["title"], fontsize="small")
         axes.tick_params(labelsize="x-small")
         axes.set_xlim(0.5, len(values) + 0.5)
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.xaxis.get_major_locator().set_params(**WHOLE)
         axes.set_ylim(bottom=min(0.0, *(value for value in values if not math.isnan(value))))
         axes.grid(alpha=0.25)
     figure.supxlabel("layer", fontsize="small")
@@ -163,7 +165,7 @@ def draw_strips(seen: Inspection) -> Any | None:
         axes.set_title(title, fontsize="small")
         axes.set_ylabel("layer", fontsize="small")
         axes.tick_params(labelsize="x-small")
-        axes.yaxis.get_major_locator().set_params(integer=True)
+        axes.yaxis.get_major_locator().set_params(**WHOLE)
         figure.colorbar(image, ax=axes, pad=0.01)
     figure.supxlabel("token", fontsize="small")
     return figure
