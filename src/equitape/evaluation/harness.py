@@ -231,8 +231,8 @@ def load_task(name: str, manager: Any) -> list[Any]:
         # the Hub, its cache, and packages that single tasks need
         raise ValueError(
             f"lm-evaluation-harness cannot load its task {name!r} ({first_line(error)}). It takes data from the "
-            f"Hugging Face Hub: run it once where there is a network, or name a folder of tasks in YAML that have local data "
-            f"by include_path=FOLDER."
+            f"Hugging Face Hub: run it once where there is a network, or name a folder of tasks in YAML "
+            f"that have local data by include_path=FOLDER."
         ) from None
     alone = [task for task in found.values() if isinstance(task, Task)]
     return alone if len(alone) == len(found) == 1 else [name]
