@@ -1,5 +1,7 @@
 """Certificates: every encoding keeps its promises, and every broken promise is found."""
 
+import statistics
+
 import pytest
 import torch
 from transformers import (
@@ -17,6 +19,7 @@ from transformers import (
 
 from cases import CASES, build
 from equitape.inspect import certify
+from equitape.inspect.certificate import Checker
 
 
 def verdicts(certificate):
@@ -100,6 +103,60 @@ def test_padding_that_is_counted_is_found():
     found = broken("tape", "begin", wrap, "encoding")
     assert found["padding"] == "fail"
     assert all(found[name] == "pass" for name in ("shift", "rotation", "causality", "cache"))
+
+
+def test_states_that_depend_on_the_length_of_the_text_are_found():
+    """Texts of one length do not show it: other tokens later on change nothing."""
+
+    def wrap(begin):
+        return lambda positions, dtype: begin(positions, dtype) * (1 + 0.1 * positions.ids.shape[1])
+
+    found = broken("rope", "begin", wrap, "encoding")
+    assert (found["causality"], found["cache"], found["padding"]) == ("fail", "fail", "fail")
+    assert (found["shift"], found["rotation"]) == ("pass", "pass")
+
+
+def test_padding_that_other_rows_feel_is_found():
+    """The padded row itself is as it should be."""
+
+    def wrap(begin):
+        def leaking(positions, dtype):
+            state = begin(positions, dtype)
+            if positions.valid is None:
+                return state
+            padding = (~positions.valid).sum(1)
+            return state * (1 + 0.1 * (padding.sum() - padding))[:, None, None, None]
+
+        return leaking
+
+    found = broken("rope", "begin", wrap, "encoding")
+    assert found["padding"] == "fail"
+    assert all(found[name] == "pass" for name in ("shift", "rotation", "causality", "cache"))
+
+
+def test_states_that_turn_wrongly_are_found_where_nothing_reads_them():
+    """No logit shows it, but whoever looks at the states does."""
+    model = build("rope")
+    for block in model.model.layers:
+        block.self_attn.encoding.rotate = lambda query, key, state: (query, key)
+    assert certify(model, num_tokens=16).passed
+    for block in model.model.layers:
+        block.self_attn.encoding.update = lambda state, *rest: state + 0.3
+    found = verdicts(certify(model, num_tokens=16))
+    assert found["rotation"] == "fail"
+    assert all(found[name] == "pass" for name in ("shift", "causality", "cache", "padding"))
+
+
+def test_errors_are_in_units_of_the_spread_of_the_logits():
+    checks = Checker(build("rope"), 8, seed=0, limit=1e-6)
+    spread = statistics.stdev(checks.expected.flatten().tolist())
+    found = checks.expected.clone()
+    assert checks.error(found, checks.expected) == 0
+    found[1, 3, 5] += 0.25
+    found[0, 2, 1] -= 0.5
+    assert checks.error(found, checks.expected) == pytest.approx(0.5 / spread, rel=1e-9)
+    found[0, 0, 0] = torch.nan
+    assert checks.error(found, checks.expected) == float("inf")
 
 
 def test_numbers_that_are_none_fail():
