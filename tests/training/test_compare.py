@@ -29,6 +29,7 @@ from equitape.training.log import StepLog
 from equitape.training.plan import make_plan
 from equitape.training.recipe import parse_recipe, to_yaml
 from equitape.training.run import PadTo, execute, explain
+from equitape.training.show import show_results
 
 runner = CliRunner()
 KEYS = {
@@ -467,3 +468,20 @@ def test_running_out_of_memory_is_one_line_with_advice(jobs, advice):
     assert advice in told
     assert "train.gradient_checkpointing=true" in told
     assert "Process 449" not in told
+
+
+@pytest.mark.parametrize("width", [80, 60, 200])
+def test_a_table_of_results_cuts_no_word_and_tells_what_it_leaves_out(width):
+    names = [f"{kind}_{times}x" for times in (1, 2) for kind in ("bits_per_byte", "perplexity", "improvement")]
+    evaluation = {"metrics": dict.fromkeys(names, 3.14159)}
+    one = {"status": "done", "seed": 0, "parameters": 155123456, "seconds": 1234.0, "evaluation": evaluation}
+    runs = [{**one, "label": "rope"}, {"status": "failed", "label": "tape", "seed": 0}]
+    shown = io.StringIO()
+    results = {"name": "books", "task": {"headline": names[0]}, "runs": runs}
+    show_results(results, Console(file=shown, width=width))
+    text = shown.getvalue()
+    assert "…" not in text
+    assert all(word in text for word in ("encoding", "parameters", "training", "155,123,456", "1234 s", "byte"))
+    columns = next(line for line in text.splitlines() if "155,123,456" in line).count("3.142")
+    assert columns == {80: 3, 60: 1, 200: 4}[width]
+    assert f"More metrics of every run, {len(names) - columns} of them, are in the report." in " ".join(text.split())

@@ -40,16 +40,27 @@ def show_run(entry: dict[str, Any], console: Console) -> None:
 
 
 def show_results(results: dict[str, Any], console: Console) -> None:
-    """All runs, one line each."""
+    """All runs, one line each, with the headline and as many other metrics as have room."""
     done = [run for run in results["runs"] if run["status"] == "done"]
     names = list(dict.fromkeys(name for run in done for name in run["evaluation"]["metrics"]))
-    # a terminal is narrow: the headline and a few more
     headline = results["task"]["headline"]
     shown = [headline, *[name for name in names if name != headline][:3]] if names else []
+    # measured with room to spare: within the console's own width every table is said to fit
+    roomy = console.options.update(width=1000)
+    while len(shown) > 1 and console.measure(results_table(results, shown), options=roomy).minimum > console.width:
+        shown.pop()
+    console.print(results_table(results, shown))
+    left_out = len(set(names) - set(shown))
+    if left_out:
+        console.print(f"More metrics of every run, {left_out} of them, are in the report.", highlight=False)
+
+
+def results_table(results: dict[str, Any], shown: list[str]) -> Table:
+    """A line a run with some of its metrics, a word of their names a line; only names of encodings are folded."""
     table = Table(title=escape(results["name"]))
-    table.add_column("encoding")
-    for column in ("seed", "parameters", "training", *(name.replace("_", " ") for name in shown)):
-        table.add_column(column, justify="right")
+    table.add_column("encoding", overflow="fold")
+    for column in ("seed", "parameters", "training", *(name.replace("_", "\n") for name in shown)):
+        table.add_column(column, justify="right", no_wrap=True, overflow="fold")
     for run in results["runs"]:
         if run["status"] != "done":
             table.add_row(escape(run["label"]), str(run["seed"]), "", f"[red]{run['status']}[/red]")
@@ -57,7 +68,7 @@ def show_results(results: dict[str, Any], console: Console) -> None:
         values = [format_number(run["evaluation"]["metrics"].get(name)) for name in shown]
         cost = f"{run['seconds']:.0f} s"
         table.add_row(escape(run["label"]), str(run["seed"]), f"{run['parameters']:,}", cost, *values)
-    console.print(table)
+    return table
 
 
 def format_number(value: float | None) -> str:
