@@ -1,5 +1,6 @@
 """The clock, the counts of tokens and memory, and the random numbers beside the steps of a run."""
 
+import io
 import random
 from functools import partial
 from types import SimpleNamespace
@@ -7,6 +8,7 @@ from types import SimpleNamespace
 import numpy
 import pytest
 import torch
+from rich.console import Console
 from tiny import numbered, read_lines, settings, small_model
 
 from equitape.tasks.base import pad_right
@@ -28,6 +30,29 @@ def clock(monkeypatch):
 def keeper_of(meter, tmp_path):
     log = StepLog(None, lambda table: table, 1)
     return Bookkeeper(log, settings(), tmp_path, meter, None, None)
+
+
+def test_lines_where_no_bar_can_be_shown(clock, tmp_path):
+    """Every step takes 25 seconds: a line after the third and the sixth, none on a terminal."""
+    said = {}
+    for terminal in (False, True):
+        model = small_model()
+        model.register_forward_pre_hook(lambda module, inputs: setattr(clock, "now", clock.now + 25 * module.training))
+        said[terminal] = io.StringIO()
+        console = Console(file=said[terminal], width=200, force_terminal=terminal)
+        collate = partial(pad_right, pad_token_id=0)
+        fit(
+            model,
+            numbered(),
+            settings(steps=7, log_every=1),
+            tmp_path / str(terminal),
+            collate=collate,
+            console=console,
+        )
+    lines = [line for line in said[False].getvalue().splitlines() if line.startswith("Step")]
+    assert [line.partition(":")[0] for line in lines] == ["Step 3 of 7", "Step 6 of 7"]
+    assert all("loss " in line and "tokens/s" in line for line in lines)
+    assert "Step 3" not in said[True].getvalue()
 
 
 @pytest.mark.parametrize("slow", ["evaluation", "saving", "nothing"])

@@ -44,6 +44,9 @@ class Meter:
         return tokens / max(seconds, 1e-9)
 
 
+SECONDS_BETWEEN_LINES = 60
+
+
 class Bookkeeper(TrainerCallback):
     """Watches a run. Trainer asks it after every step; what a kill loses is done again from the checkpoint."""
 
@@ -62,7 +65,8 @@ class Bookkeeper(TrainerCallback):
         self.meter = meter
         self.evaluate = evaluate
         self.processes = PartialState()
-        shown = console is not None and console.is_terminal and self.processes.is_main_process
+        self.console = console if self.processes.is_main_process else None
+        shown = self.console is not None and self.console.is_terminal
         self.bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
@@ -77,6 +81,7 @@ class Bookkeeper(TrainerCallback):
         self._rate = 0.0
         self._mark = 0.0
         self._window: float | None = None
+        self._told = 0.0
 
     def share_of_time(self) -> float:
         """How much of a budget in minutes is spent."""
@@ -160,11 +165,20 @@ class Bookkeeper(TrainerCallback):
             if self.meter.peak_mib is not None:
                 figures += f"  {self.meter.peak_mib:,.0f} MiB"
             self.bar.update(self.bar.task_ids[0], figures=figures)
+            self._tell(step, figures)
         if self.board is not None:
             for line in lines:
                 for name in ("loss", "grad_norm", "learning_rate"):
                     self.board.add_scalar(name, line[name], line["step"])
             self.board.add_scalar("tokens_per_second", self.meter.tokens_per_second, step)
+
+    def _tell(self, step: int, figures: str) -> None:
+        """A line now and then where no bar can be shown, as in the log of a batch system."""
+        if self.console is None or self.console.is_terminal or self.meter.seconds - self._told < SECONDS_BETWEEN_LINES:
+            return
+        self._told = self.meter.seconds
+        total = "" if self.settings.minutes is not None else f" of {self.bar.tasks[0].total:,.0f}"
+        self.console.print(f"Step {step:,}{total}: {figures}", highlight=False)
 
     def _evaluate(self, model: Any, step: int) -> None:
         assert self.evaluate is not None
