@@ -1,3 +1,6 @@
+import random
+import sys
+
 import pytest
 from typer.testing import CliRunner
 
@@ -69,8 +72,17 @@ def test_encodings_of_ones_own_in_commands(own):
 
 def test_a_file_that_breaks_is_not_hidden(own):
     own.write_text("raise RuntimeError('mine')")
-    with pytest.raises(RuntimeError, match="mine"):
-        available_encodings()
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="mine"):
+            available_encodings()
+
+
+def test_a_file_takes_no_module_s_place(own, monkeypatch):
+    other = own.with_name("random.py")
+    own.rename(other)
+    monkeypatch.setenv(OWN, str(other))
+    assert "my_own" in available_encodings()
+    assert sys.modules["random"] is random
 
 
 @pytest.mark.parametrize("name", ["nowhere.py", "no_such_module", "no_such.module", "a folder"])
@@ -79,6 +91,10 @@ def test_what_cannot_be_imported_is_named(name, own, monkeypatch):
     for _ in range(2):
         with pytest.raises(ValueError, match=f"{OWN} names '{name}', which is neither a Python file nor a module"):
             available_encodings()
+    # also in commands that would not have looked for it
+    result = CliRunner().invoke(app, ["compare", "demo", "--dry-run"])
+    assert result.exit_code == 2
+    assert f"{OWN} names '{name}'" in " ".join(result.output.replace("│", " ").split())
 
 
 def test_unknown_names_tell_of_ones_own():

@@ -12,6 +12,7 @@ from .commands.evaluate import evaluate
 from .commands.inspect import inspect
 from .commands.tasks import tasks
 from .commands.train import train
+from .registry import find_own
 
 app = typer.Typer(
     name="equitape",
@@ -25,6 +26,10 @@ app = typer.Typer(
 @app.callback()
 def main() -> None:
     """Positional encodings that adapt to content (TAPE), and the encodings they are compared with."""
+    try:
+        find_own()
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 for command in (encodings, tasks, demo, bench, train, compare, adapt, inspect, check):

@@ -24,24 +24,34 @@ def describe_choices(given: object, allowed: Iterable[str]) -> str:
     return f"{hint} Allowed: {listed}."
 
 
+def find_own() -> list[str]:
+    """What the environment variable names; several are separated as in PATH."""
+    names = list(filter(None, os.environ.get(OWN, "").split(os.pathsep)))
+    for name in names:
+        if not _is_file(name) and not _can_be_imported(name):
+            raise ValueError(f"{OWN} names {name!r}, which is neither a Python file nor a module that is installed.")
+    return names
+
+
 def import_own() -> None:
-    """Import what the environment variable names, each once; several are separated as in PATH."""
-    for name in filter(None, os.environ.get(OWN, "").split(os.pathsep)):
+    """Import what the environment variable names, each once."""
+    for name in find_own():
         if name in _imported:
             continue
         # before it is imported, for it may ask for names itself
         _imported.add(name)
-        path = Path(name)
-        if path.suffix == ".py" and path.is_file():
-            spec = util.spec_from_file_location(path.stem, path)
-            assert spec is not None and spec.loader is not None
-            module = sys.modules[path.stem] = util.module_from_spec(spec)
-            spec.loader.exec_module(module)
-        elif _can_be_imported(name):
-            import_module(name)
-        else:
+        try:
+            if _is_file(name):
+                _import_file(Path(name))
+            else:
+                import_module(name)
+        except BaseException:
             _imported.remove(name)
-            raise ValueError(f"{OWN} names {name!r}, which is neither a Python file nor a module that is installed.")
+            raise
+
+
+def _is_file(name: str) -> bool:
+    return name.endswith(".py") and Path(name).is_file()
 
 
 def _can_be_imported(name: str) -> bool:
@@ -49,6 +59,15 @@ def _can_be_imported(name: str) -> bool:
         return all(part.isidentifier() for part in name.split(".")) and util.find_spec(name) is not None
     except ModuleNotFoundError:
         return False
+
+
+def _import_file(path: Path) -> None:
+    # under a name of its own: a file may be called random.py
+    name = f"{OWN.lower()}_{path.stem}"
+    spec = util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[name] = util.module_from_spec(spec)
+    spec.loader.exec_module(module)
 
 
 class Registry(Generic[T]):

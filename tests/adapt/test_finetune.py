@@ -363,9 +363,10 @@ def test_wrong_options(room, tmp_path, options, message):
 
 def test_a_folder_that_holds_something_is_left_alone(room, tmp_path):
     (tmp_path / "config.json").write_text("{}")
-    result = call(room / "base", "--method", "tape", "--out", tmp_path)
-    assert result.exit_code == 2
-    assert "is not empty; choose a new folder" in " ".join(result.output.replace("│", " ").split())
+    for out in (tmp_path, tmp_path / "config.json"):
+        result = call(room / "base", "--method", "tape", "--out", out)
+        assert result.exit_code == 2
+        assert "is no empty folder; choose a new one" in " ".join(result.output.replace("│", " ").split())
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
     assert (tmp_path / "config.json").read_text() == "{}"
 

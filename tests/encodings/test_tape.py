@@ -157,8 +157,8 @@ def test_half_precision_is_widened_before_it_is_squared():
     found = update_field(field, None, None, None, None, None, normalize=True)
     assert found.dtype == torch.float16
     expected = complex_update(field.double(), None, None, None, None, None, True)
-    # rounded as a factor and as a product
-    torch.testing.assert_close(found.double(), expected, rtol=2**-9, atol=0)
+    # rounded as a factor and as a product, by 2**-11 at most each time
+    torch.testing.assert_close(found.double(), expected, rtol=2**-10, atol=0)
 
 
 @pytest.mark.parametrize("normalize", [False, True])

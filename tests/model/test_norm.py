@@ -15,5 +15,5 @@ def test_half_precision_is_widened_before_it_is_squared():
     assert found.dtype == torch.float16
     for row, ours in zip(x.double(), found, strict=True):
         root = (sum(value**2 for value in row) / 64 + 1e-6) ** 0.5
-        # rounded after the division and after the product
-        torch.testing.assert_close(ours.double(), row / root * norm.weight.double(), rtol=2**-9, atol=0)
+        # rounded after the division and after the product, by 2**-11 at most each time
+        torch.testing.assert_close(ours.double(), row / root * norm.weight.double(), rtol=2**-10, atol=0)

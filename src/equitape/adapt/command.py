@@ -58,8 +58,8 @@ def run(command: AdaptCommand, console: Console) -> dict[str, Any]:
     for_training = {**command.finetune, **command.train, "resume": command.resume or None, "tokenizer": None}
     refuse_given(for_training, "--", "is for training, which needs --data")
     refuse_given(command.evaluation, "--eval-", "is for training, which needs --data")
-    if command.out is not None and command.out.exists() and any(command.out.iterdir()):
-        raise ValueError(f"{str(command.out)!r} is not empty; choose a new folder for --out.")
+    if command.out is not None and command.out.exists() and (command.out.is_file() or any(command.out.iterdir())):
+        raise ValueError(f"{str(command.out)!r} is no empty folder; choose a new one for --out.")
     if command.adapter is not None:
         refuse_given(command.adapt, "--", "was settled when the adapter was trained; leave it out")
         model = load_adapter(command.base, command.adapter, dtype=command.dtype or "auto")

@@ -21,6 +21,7 @@ from .memory import peak_mib, reset_peak
 from .settings import TrainSettings
 
 Evaluate = Callable[[Any, int], dict[str, float]]
+SECONDS_BETWEEN_LINES = 60
 
 
 @dataclass
@@ -42,9 +43,6 @@ class Meter:
             (self.steady_tokens, self.steady_seconds) if self.steady_tokens else (self.tokens, self.seconds)
         )
         return tokens / max(seconds, 1e-9)
-
-
-SECONDS_BETWEEN_LINES = 60
 
 
 class Bookkeeper(TrainerCallback):

@@ -99,11 +99,8 @@ def compare(plan: Plan, out_dir: Path, *, jobs: int = 1, console: Console | None
     write_report(results, out_dir)
     left_out = runs_left_out(plan, out_dir)
     if left_out:
-        console.print(
-            f"{len(left_out)} finished run{'s' if len(left_out) > 1 else ''} in {escape(str(out_dir / RUNS))} of other "
-            f"encodings or seeds are not in this report: {escape(', '.join(left_out))}. Name all of them in encodings "
-            f"and seeds to have them in it."
-        )
+        names = escape(", ".join(left_out))
+        console.print(f"Finished, but of encodings or seeds not asked for, and so not in the report: {names}.")
     return results
 
 
