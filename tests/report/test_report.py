@@ -263,6 +263,8 @@ def test_best_is_marked_only_beyond_the_spread():
         ({"a": [10, 11, 12], "b": [2]}, [], "11.00; no spread is known of the 1 with one seed"),
         ({"a": [10, 11, 12], "b": [1, 2, 3]}, ["a"], "spread; not all of its runs were finished"),
         ({"a": [10, 11, 12]}, [], "a comes first with points 11.00."),
+        ({"a": [0], "b": [0]}, [], "All 2 encodings have points 0.00, which tells none of them apart."),
+        ({"a": [4, 6], "b": [1], "c": [5]}, [], "a and c share the first place with points 5.000: nothing is marked"),
     ],
 )
 def test_the_first_sentence_says_why_nothing_is_marked(values, statuses, said):

@@ -385,7 +385,9 @@ def test_train_command(tmp_path):
     again = runner.invoke(app, command)
     assert again.exit_code == 2
     assert "holds this run already; continue it with --resume" in " ".join(again.output.replace("│", " ").split())
-    assert runner.invoke(app, [*command, "--resume"]).exit_code == 0
+    resumed = runner.invoke(app, [*command, "--resume"])
+    assert resumed.exit_code == 0
+    assert "no run" not in resumed.output
     other = runner.invoke(app, [*command, "--resume", "train.learning_rate=0.5"])
     assert other.exit_code == 2
     assert "another recipe (they differ in train.learning_rate)" in " ".join(other.output.replace("│", " ").split())
@@ -445,9 +447,20 @@ def test_environments_of_several_runs_are_joined():
     }
 
 
-def test_train_tells_of_too_little_memory_in_a_line(tmp_path, monkeypatch):
+def test_resuming_where_nothing_lies_is_told(tmp_path):
+    (tmp_path / "small.yaml").write_text(to_yaml(plan().recipe))
+    command = ["train", str(tmp_path / "small.yaml"), "train.steps=1", "--out", str(tmp_path / "new"), "--resume"]
+    result = runner.invoke(app, command)
+    assert result.exit_code == 0, result.output
+    assert f"There is no run in {tmp_path / 'new'} to resume; this one starts from the beginning." in result.output
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory"), torch.AcceleratorError("CUDA error: out of memory")]
+)
+def test_train_tells_of_too_little_memory_in_a_line(tmp_path, monkeypatch, error):
     def fail(*_, **__):
-        raise torch.OutOfMemoryError("CUDA out of memory")
+        raise error
 
     monkeypatch.setattr(single, "fit", fail)
     (tmp_path / "small.yaml").write_text(to_yaml(plan().recipe))
@@ -460,12 +473,19 @@ def test_train_tells_of_too_little_memory_in_a_line(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("jobs", "advice"), [(1, "Try a larger train.accumulation"), (5, "fewer runs than 5 at a time")]
 )
-def test_running_out_of_memory_is_one_line_with_advice(jobs, advice):
-    told = explain(
-        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.00 GiB. " + "Process 449 has " * 30), jobs
-    )
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.00 GiB. " + "Process 449 has " * 30),
+        # what a process hears that finds no room at all
+        torch.AcceleratorError("CUDA error: out of memory\nProcess 449 has"),
+    ],
+)
+def test_running_out_of_memory_is_one_line_with_advice(error, jobs, advice):
+    told = explain(error, jobs)
     assert advice in told
     assert "train.gradient_checkpointing=true" in told
+    assert "a smaller task.batch_tokens" in told
     assert "Process 449" not in told
 
 

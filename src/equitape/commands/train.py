@@ -36,13 +36,20 @@ def train(
 
     Interrupted, it goes on with --resume from its last checkpoint. On several devices: torchrun -m equitape train ...
     """
-    import torch
-
     from ..training.files import make_directory
     from ..training.fit import check_processes
     from ..training.plan import make_plan
     from ..training.recipe import load_recipe
-    from ..training.run import check_data, check_directory, execute, explain, folder_name, single_run
+    from ..training.run import (
+        RECIPE,
+        check_data,
+        check_directory,
+        execute,
+        explain,
+        folder_name,
+        lacks_memory,
+        single_run,
+    )
     from ..training.show import show_plan, show_run
 
     try:
@@ -63,11 +70,16 @@ def train(
         show_plan(plan, Console())
         return
     # one of several processes tells
-    if plan.data and os.environ.get("RANK", "0") == "0":
-        typer.echo(f"Training data: {plan.data}", err=True)
+    if os.environ.get("RANK", "0") == "0":
+        if resume and not (out / RECIPE).exists():
+            typer.echo(f"There is no run in {out} to resume; this one starts from the beginning.", err=True)
+        if plan.data:
+            typer.echo(f"Training data: {plan.data}", err=True)
     try:
         entry = execute(plan, choice.label, number, out, resume=resume, console=Console(stderr=True))
-    except torch.OutOfMemoryError as error:
+    except RuntimeError as error:
+        if not lacks_memory(error):
+            raise
         typer.echo(explain(error), err=True)
         raise typer.Exit(1) from None
     if entry is None:

@@ -66,8 +66,9 @@ def findings(summary: Summary) -> list[str]:
     spreads = {group.label: spread for group in summary.groups if (spread := group.metric(name)) is not None}
     better = summary.higher_is_better(name)
     if spreads:
-        first = (max if better else min)(spreads, key=lambda label: spreads[label].mean)
-        told.append(leader(summary, first, spreads))
+        best = (max if better else min)(spread.mean for spread in spreads.values())
+        first = [label for label, spread in spreads.items() if spread.mean == best]
+        told.append(leader(summary, first[0], spreads) if len(first) == 1 else tie(summary, first, best, len(spreads)))
     else:
         told.append("No run was finished: there is nothing to compare yet.")
     fewest, most = min(summary.seed_counts), max(summary.seed_counts)
@@ -81,6 +82,14 @@ def findings(summary: Summary) -> list[str]:
     if missing:
         told.append(f"{missing} of {sum(summary.seed_counts)} runs have not been made yet.")
     return told
+
+
+def tie(summary: Summary, first: list[str], best: float, count: int) -> str:
+    """Several encodings with the very same best mean, such as the zero of a task that none of them solves."""
+    value = f"{readable(summary.headline)} {number(best)}"
+    if len(first) == count:
+        return f"All {count} encodings have {value}, which tells none of them apart."
+    return f"{', '.join(first[:-1])} and {first[-1]} share the first place with {value}: nothing is marked best."
 
 
 def leader(summary: Summary, first: str, spreads: dict[str, Spread]) -> str:

@@ -131,11 +131,20 @@ def execute(
     return plain(entry)
 
 
+def lacks_memory(error: Exception) -> bool:
+    """Whether a run failed for want of memory."""
+    # beside others a process may not get room even to begin, for which torch has no class of its own
+    return isinstance(error, torch.OutOfMemoryError) or "CUDA error: out of memory" in str(error)
+
+
 def explain(error: Exception, side_by_side: int = 1) -> str:
     """Why a run failed, in a line."""
-    if isinstance(error, torch.OutOfMemoryError):
+    if lacks_memory(error):
         fewer = f"fewer runs than {side_by_side} at a time (--jobs), " if side_by_side > 1 else ""
-        return f"Out of memory. Try {fewer}a larger train.accumulation or train.gradient_checkpointing=true."
+        return (
+            f"Out of memory. Try {fewer}a larger train.accumulation or train.gradient_checkpointing=true; "
+            "where the evaluation needed it, a smaller task.batch_tokens, if the task has it."
+        )
     return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
