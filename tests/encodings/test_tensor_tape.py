@@ -49,6 +49,19 @@ def test_rope_start_is_rope():
     assert gap(tensor(draw_tokens(2, 9)).logits, rope(draw_tokens(2, 9)).logits) < 1e-12
 
 
+@pytest.mark.parametrize("scale", [0.0, 0.5])
+def test_spread_of_the_weights_at_the_start(scale):
+    sizes = Geometry(hidden_size=16, num_heads=64, num_kv_heads=32, head_dim=8, num_layers=2)
+    cls = ENCODINGS["tensor_tape"]
+    layer = cls(cls.options_class(init_scale=scale), sizes).layer(0)
+    torch.manual_seed(0)
+    layer.reset_parameters(0.02)
+    # carried from 64 heads, mixed from 32 groups to a mixer of four times as many
+    expected = {"carry": scale / 8, "mix_in": 32**-0.5, "mix_out": scale * 128**-0.5}
+    for name, std in expected.items():
+        assert getattr(layer, name).std().item() == pytest.approx(std, rel=0.1)
+
+
 @pytest.mark.parametrize("mix_over", ["heads", "heads+channels", "heads+components", "maximal"])
 def test_orthogonal_equivariance_of_the_mixings(mix_over, monkeypatch):
     """Rotating the components of all frequencies alike: only mixing over components breaks it (a shift, which rotates every
