@@ -132,14 +132,14 @@ def draw_lines(seen: Inspection) -> Any:
     for index, line in enumerate(lines):
         axes = figure.add_subplot(math.ceil(len(lines) / columns), columns, index + 1)
         values = [math.nan if value is None else value for value in line["values"]]
-        # a line along the axis is drawn whole
-        axes.plot(range(1, len(values) + 1), values, marker="o", markersize=3, linewidth=1, color="0.15",
-                  clip_on=False, zorder=3)  # fmt: skip
+        axes.plot(range(1, len(values) + 1), values, marker="o", markersize=3, linewidth=1, color="0.15")
         axes.set_title(line["title"], fontsize="small")
         axes.tick_params(labelsize="x-small")
         axes.set_xlim(0.5, len(values) + 0.5)
         axes.xaxis.get_major_locator().set_params(**WHOLE)
-        axes.set_ylim(bottom=min([0.0, *(value for value in values if not math.isnan(value))]))
+        # zero is always in sight, so a line that hardly changes does not lie on the frame
+        axes.update_datalim([(1, 0.0)])
+        axes.autoscale_view(scalex=False)
         axes.grid(alpha=0.25)
     figure.supxlabel("layer", fontsize="small")
     return figure
