@@ -159,3 +159,13 @@ def test_pictures_count_layers_in_whole_numbers(layers):
         ticks = [tick for tick in axis.get_majorticklocs() if 0.5 <= tick <= layers + 0.5]
         assert ticks
         assert all(tick == round(tick) for tick in ticks)
+
+
+def test_lines_show_zero_and_lie_inside_their_frames():
+    seen = look_inside(build("tape", dtype=torch.float32, num_hidden_layers=3), draw_tokens(1, 9))
+    for axes in draw_lines(seen).axes:
+        bottom, top = axes.get_ylim()
+        values = [value for value in axes.lines[0].get_ydata() if value == value]
+        room = 0.02 * (top - bottom)
+        assert bottom + room < min([0.0, *values])
+        assert max([0.0, *values]) < top - room
