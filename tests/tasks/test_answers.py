@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from oracles import Oracle, trained_copier
+from oracles import Oracle, tiny_model, trained_copier
+from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
 
 from equitape.tasks import build_task
 from equitape.tasks.answers import forced_accuracy, forced_tokens, greedy_answers, score_answers
@@ -116,6 +117,48 @@ def test_answers_are_padded_after_the_end_mark():
     model = Oracle(task, lambda tokens: task.eos_token_id if len(tokens) > 3 else 2)
     written = greedy_answers(model, torch.tensor([[0, 1, 0]]), 6, end=task.eos_token_id, pad=task.pad_token_id)
     assert written.tolist() == [[2, task.eos_token_id] + [task.pad_token_id] * 4]
+
+
+DYNAMIC = {"kind": "dynamic", "factor": 2.0, "original_max_positions": 16}
+
+
+def small_llama(task):
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    return LlamaForCausalLM(LlamaConfig(vocab_size=task.vocab_size, **sizes)).eval()
+
+
+@pytest.mark.parametrize(
+    ("make", "is_fixed"),
+    [
+        (lambda task: tiny_model(task, {"kind": "tape", "init_scale": 0.5}), True),
+        # cannot be continued from a cache
+        (lambda task: tiny_model(task, {"kind": "rope", "scaling": DYNAMIC}), False),
+        # not of ours
+        (small_llama, False),
+    ],
+)
+def test_a_cache_has_its_whole_length_from_the_start(make, is_fixed, monkeypatch):
+    task = build_task("copy", {"alphabet": 3})
+    model = make(task)
+    prompts = torch.tensor([[task.pad_token_id, 1, task.equals], [0, 2, task.equals]])
+    mask = (prompts != task.pad_token_id).long()
+    # no token ends them
+    settings = {"max_new_tokens": 70, "do_sample": False, "eos_token_id": -1, "use_cache": False}
+    expected = model.generate(prompts, attention_mask=mask, **settings)
+    caches, forward = [], model.forward
+
+    def spy(*args, past_key_values=None, **kwargs):
+        caches.append(past_key_values)
+        return forward(*args, past_key_values=past_key_values, **kwargs)
+
+    monkeypatch.setattr(model, "forward", spy)
+    written = greedy_answers(model, prompts, 70, end=-1, pad=task.pad_token_id)
+    assert torch.equal(written, expected[:, 3:])
+    assert len(caches) == 70
+    assert all(isinstance(cache, StaticCache) for cache in caches) == is_fixed
+    if is_fixed:
+        # 73 tokens, rounded up
+        assert {cache.layers[0].keys.shape[2] for cache in caches} == {128}
 
 
 def test_forced_tokens_are_judged_one_by_one():

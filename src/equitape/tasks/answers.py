@@ -9,9 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import StoppingCriteria, StoppingCriteriaList
+from transformers import StaticCache, StoppingCriteria, StoppingCriteriaList
 
 METHODS = ("generate", "teacher_forcing")
+ROUND_KEYS = 64
+"""Caches are a multiple of this long: attention kernels want aligned rows of masks."""
 
 
 class FirstWrongToken(StoppingCriteria):
@@ -58,8 +60,24 @@ def greedy_answers(
         eos_token_id=end,
         pad_token_id=pad,
         stopping_criteria=StoppingCriteriaList([stop] if stop is not None else []),
+        **fixed_cache(model, prompts.shape[1] + num_tokens),
     )[:, prompts.shape[1] :].cpu()
     return torch.nn.functional.pad(output, (0, num_tokens - output.shape[1]), value=pad)
+
+
+def fixed_cache(model: Any, num_tokens: int) -> dict[str, Any]:
+    """What generate is told of the cache: that it has its whole length from the start, or that there can be none.
+
+    One that grows is made anew for every token, and a GPU that is asked for ever larger pieces keeps the smaller ones.
+    Models that are not of ours do as they like.
+    """
+    encoding = getattr(model.get_decoder(), "encoding", None)
+    if encoding is None:
+        return {}
+    if encoding.cache_refusal is not None or not model.generation_config.use_cache:
+        return {"use_cache": False}
+    length = -(-num_tokens // ROUND_KEYS) * ROUND_KEYS
+    return {"past_key_values": StaticCache(config=model.config, max_cache_len=length), "disable_compile": True}
 
 
 @torch.no_grad()
