@@ -3,7 +3,7 @@
 import pytest
 import torch
 from oracles import Oracle, tiny_model, trained_copier
-from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, StaticCache
 
 from equitape.tasks import build_task
 from equitape.tasks.answers import forced_accuracy, forced_tokens, greedy_answers, score_answers
@@ -140,10 +140,12 @@ def small_llama(task):
 def test_a_cache_has_its_whole_length_from_the_start(make, is_fixed, monkeypatch):
     task = build_task("copy", {"alphabet": 3})
     model = make(task)
+    # says nothing of caches
+    model.generation_config = GenerationConfig()
     prompts = torch.tensor([[task.pad_token_id, 1, task.equals], [0, 2, task.equals]])
     mask = (prompts != task.pad_token_id).long()
     # no token ends them
-    settings = {"max_new_tokens": 70, "do_sample": False, "eos_token_id": -1, "use_cache": False}
+    settings = {"max_new_tokens": 70, "do_sample": False, "eos_token_id": -1, "pad_token_id": 0, "use_cache": False}
     expected = model.generate(prompts, attention_mask=mask, **settings)
     caches, forward = [], model.forward
 

@@ -74,7 +74,7 @@ def fixed_cache(model: Any, num_tokens: int) -> dict[str, Any]:
     encoding = getattr(model.get_decoder(), "encoding", None)
     if encoding is None:
         return {}
-    if encoding.cache_refusal is not None or not model.generation_config.use_cache:
+    if encoding.cache_refusal is not None or model.generation_config.use_cache is False:
         return {"use_cache": False}
     length = -(-num_tokens // ROUND_KEYS) * ROUND_KEYS
     return {"past_key_values": StaticCache(config=model.config, max_cache_len=length), "disable_compile": True}
