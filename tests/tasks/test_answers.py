@@ -133,6 +133,8 @@ def small_llama(task):
         (lambda task: tiny_model(task, {"kind": "tape", "init_scale": 0.5}), True),
         # cannot be continued from a cache
         (lambda task: tiny_model(task, {"kind": "rope", "scaling": DYNAMIC}), False),
+        # its cache is bounded, and xPos could not count in one of fixed length
+        (lambda task: tiny_model(task, "xpos", sliding_window=8), False),
         # not of ours
         (small_llama, False),
     ],
@@ -161,6 +163,22 @@ def test_a_cache_has_its_whole_length_from_the_start(make, is_fixed, monkeypatch
     if is_fixed:
         # 73 tokens, rounded up
         assert {cache.layers[0].keys.shape[2] for cache in caches} == {128}
+
+
+@pytest.mark.parametrize("kind", ["rope", "fire", "tape"])
+def test_answers_in_half_precision(kind):
+    """Keys, values and what TAPE carries beside them go into one cache under autocast, as on a GPU."""
+    task, model = trained_copier(kind)
+    tokens = task.draw_cell((3,), 64, evaluation_generator(5, 3)).tokens
+    given = {"end": task.eos_token_id, "pad": task.pad_token_id, "batch_tokens": 10**6}
+    with torch.autocast("cpu", torch.bfloat16):
+        decoded, forced = (
+            score_answers(model, tokens[:, :4], tokens[:, 4:], method=method, **given)
+            for method in ("generate", "teacher_forcing")
+        )
+    assert 0 < decoded.sum() < 64
+    # rounding may turn a choice between two tokens that are as likely
+    assert (decoded == forced).sum() >= 62
 
 
 def test_forced_tokens_are_judged_one_by_one():

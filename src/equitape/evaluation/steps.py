@@ -17,6 +17,7 @@ from transformers import Cache, StaticCache, StoppingCriteria
 from transformers.cache_utils import StaticLayer
 
 from ..replay import CaptureError, capture
+from ..tasks.answers import aligned_length
 from ..tasks.perplexity import unwrap
 from .subject import Subject, Writing
 
@@ -28,8 +29,6 @@ plain step; the graph and its memory take two more, by estimate (benchmarks/cach
 plain steps that leaves a gain from the sixth token on, and one that matters a little later."""
 READ_EVERY = 8
 """Tokens between two looks of the host: few, since a batch may be done; not one, since the GPU waits meanwhile."""
-ROUND_KEYS = 64
-"""K is a multiple of this: attention kernels want aligned rows of masks."""
 MASKED = ("sdpa", "eager")
 """Implementations of attention that take a prepared mask."""
 TOLERANCE = 0.2
@@ -88,7 +87,7 @@ class Writer:
         device = rows[0].device
         longest = max(len(row) for row in rows)
         lengths = torch.tensor([len(row) for row in rows], device=device)[:, None]
-        num_keys = -(-(longest + new_tokens) // ROUND_KEYS) * ROUND_KEYS
+        num_keys = aligned_length(longest + new_tokens)
         self.model = model
         self.token = torch.stack([row[-1:] for row in rows])
         """[B, 1], to be read next."""

@@ -13,7 +13,6 @@ from transformers import StaticCache, StoppingCriteria, StoppingCriteriaList
 
 METHODS = ("generate", "teacher_forcing")
 ROUND_KEYS = 64
-"""Caches are a multiple of this long: attention kernels want aligned rows of masks."""
 
 
 class FirstWrongToken(StoppingCriteria):
@@ -60,24 +59,31 @@ def greedy_answers(
         eos_token_id=end,
         pad_token_id=pad,
         stopping_criteria=StoppingCriteriaList([stop] if stop is not None else []),
-        **fixed_cache(model, prompts.shape[1] + num_tokens),
+        **cache_options(model, prompts.shape[1] + num_tokens),
     )[:, prompts.shape[1] :].cpu()
     return torch.nn.functional.pad(output, (0, num_tokens - output.shape[1]), value=pad)
 
 
-def fixed_cache(model: Any, num_tokens: int) -> dict[str, Any]:
+def cache_options(model: Any, num_tokens: int) -> dict[str, Any]:
     """What generate is told of the cache: that it has its whole length from the start, or that there can be none.
 
-    One that grows is made anew for every token, and a GPU that is asked for ever larger pieces keeps the smaller ones.
-    Models that are not of ours do as they like.
+    One that grows is made anew for every token, each time a little larger than the one before. Windows bound theirs
+    anyway, and models that are not of ours do as they like.
     """
     encoding = getattr(model.get_decoder(), "encoding", None)
     if encoding is None:
         return {}
     if encoding.cache_refusal is not None or model.generation_config.use_cache is False:
         return {"use_cache": False}
-    length = -(-num_tokens // ROUND_KEYS) * ROUND_KEYS
-    return {"past_key_values": StaticCache(config=model.config, max_cache_len=length), "disable_compile": True}
+    if model.config.sliding_window is not None:
+        return {}
+    cache = StaticCache(config=model.config, max_cache_len=aligned_length(num_tokens))
+    return {"past_key_values": cache, "disable_compile": True}
+
+
+def aligned_length(num_tokens: int) -> int:
+    """How long a cache of fixed length is made for these tokens: attention kernels want aligned rows of masks."""
+    return -(-num_tokens // ROUND_KEYS) * ROUND_KEYS
 
 
 @torch.no_grad()
