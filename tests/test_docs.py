@@ -31,14 +31,14 @@ def test_python_blocks_run(page, tmp_path, monkeypatch):
 
 
 def test_tutorial_registers_one_encoding_with_one_registration():
-    text = "".join(python_blocks(ROOT / "docs/encodings/adding.md"))
+    text = "".join(python_blocks(ROOT / "docs/how-to/add-an-encoding.md"))
     assert text.count("@register_encoding(") == 1
 
 
 def test_every_encoding_has_a_page_that_the_index_links():
-    index = (ROOT / "docs/encodings/README.md").read_text()
+    index = (ROOT / "docs/reference/encodings/README.md").read_text()
     for kind in available_encodings():
-        assert (ROOT / f"docs/encodings/{kind}.md").exists()
+        assert (ROOT / f"docs/reference/encodings/{kind}.md").exists()
         assert f"({kind}.md)" in index
 
 
@@ -51,6 +51,6 @@ def test_links_lead_somewhere(page):
 
 def test_every_option_is_documented():
     for kind in available_encodings():
-        page = (ROOT / f"docs/encodings/{kind}.md").read_text()
+        page = (ROOT / f"docs/reference/encodings/{kind}.md").read_text()
         for name in ENCODINGS[kind].options_class.__dataclass_fields__:
             assert f"`{name}" in page, f"{kind}.md says nothing of {name}"

@@ -1,4 +1,4 @@
-"""The construction of docs/theory.md against permutations multiplied one by one."""
+"""The construction of docs/explanation/theory.md against permutations multiplied one by one."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""The theorem that TAPE's family solves the word problem of S5, as weights that can be run (docs/theory.md).
+"""The theorem that TAPE's family solves the word problem of S5, as weights that run (docs/explanation/theory.md).
 
 Letters are the ten transpositions of five points, and a word begins with a mark of its own. Four blocks made of the
 shipped `TensorTapeLayer` with weights set by hand: read the letter, solve for the coefficients of the reflections, sum
@@ -88,7 +88,7 @@ def softmax_weights(scores: Tensor, mask: Tensor) -> Tensor:
 def solved_weights(scores: Tensor, mask: Tensor) -> Tensor:
     """(I + S)^-1 for the scores S of all other tokens that the mask shows.
 
-    The paper prints the mask with its diagonal; then not even one transposition comes out right (docs/theory.md).
+    The paper prints the mask with its diagonal; with it, even one transposition fails (docs/explanation/theory.md).
     """
     unit = torch.eye(len(mask), dtype=scores.dtype)
     return torch.linalg.inv(unit + (mask - unit) * scores)

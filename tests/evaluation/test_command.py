@@ -202,9 +202,9 @@ def test_all_tasks_are_prepared_before_the_first_runs(ours, tmp_path):
 
 
 def test_every_task_and_option_is_documented():
-    page = (Path(__file__).parents[2] / "docs/evaluation.md").read_text()
+    page = (Path(__file__).parents[2] / "docs/how-to/evaluation.md").read_text()
     for name in available_evaluations():
         part = page[page.index(f"\n## {name}\n") :].split("\n## ")[1]
         for option in EVALUATIONS[name].options_class.__dataclass_fields__:
-            assert f"| `{option}` |" in part, f"docs/evaluation.md says nothing of {name}'s {option}"
+            assert f"| `{option}` |" in part, f"docs/how-to/evaluation.md says nothing of {name}'s {option}"
         assert EVALUATIONS[name].idea

@@ -15,7 +15,7 @@ from equitape.cli import app
 from equitape.tasks import TASKS, Evaluation, available_tasks, build_task
 from equitape.tasks.base import IGNORED, evaluation_generator, pad_right
 
-DOCS = Path(__file__).parents[2] / "docs/tasks"
+DOCS = Path(__file__).parents[2] / "docs/reference/tasks"
 
 SMALL = {
     "addition": {"trained_digits": 3, "tested_digits": 5, "samples": 2},

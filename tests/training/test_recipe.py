@@ -343,7 +343,7 @@ def test_help_documents_every_field():
 
 
 def test_the_page_on_training_lists_all_fields_and_recipes():
-    page = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
+    page = (Path(__file__).parents[2] / "docs/how-to/training.md").read_text()
     for name, default, words in list_fields():
         assert f"| `{name}` | {default} | {words} |" in page
     for name in available_recipes():

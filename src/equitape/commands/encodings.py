@@ -32,4 +32,4 @@ def encodings(
         table.add_row(kind, escape(ENCODINGS[kind].idea), ", ".join(f"{name}={value}" for name, value in shown.items()))
     console = Console()
     console.print(table)
-    console.print("Every encoding has a page in docs/encodings; --json prints nested options in full.")
+    console.print("Every encoding has a page in docs/reference/encodings; --json prints nested options in full.")

@@ -56,7 +56,7 @@ def evaluate(
     length and depth. needles: six kinds in the manner of RULER. scrolls:NAME: qasper, contract_nli, narrative_qa,
     quality, qmsum, summ_screen_fd, gov_report. lm-eval:NAME: a task of lm-evaluation-harness.
 
-    Interrupted, the same command with --resume goes on. Options and protocols: docs/evaluation.md.
+    Interrupted, the same command with --resume goes on. Options and protocols: docs/how-to/evaluation.md.
     """
     from ..evaluation.command import EvalCommand, run
 

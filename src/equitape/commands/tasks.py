@@ -38,4 +38,4 @@ def tasks(
         table.add_row(name, f"{escape(row['idea'])}\nmetric: {row['headline']}", escape(options))
     console = Console()
     console.print(table)
-    console.print("Every task has a page in docs/tasks.")
+    console.print("Every task has a page in docs/reference/tasks.")

@@ -1,4 +1,4 @@
-"""ALiBi: a penalty linear in distance, one slope a head (docs/encodings/alibi.md)."""
+"""ALiBi: a penalty linear in distance, one slope a head (docs/reference/encodings/alibi.md)."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""CoPE: positions counted by content; each query decides which keys to count (docs/encodings/cope.md)."""
+"""CoPE: positions counted by content; each query decides which keys to count (docs/reference/encodings/cope.md)."""
 
 from dataclasses import dataclass
 

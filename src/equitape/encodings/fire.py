@@ -1,4 +1,4 @@
-"""FIRE: a small network of the distance, normalised by the query's own position (docs/encodings/fire.md)."""
+"""FIRE: a small network of the distance, normalised by the query's own position (docs/reference/encodings/fire.md)."""
 
 from dataclasses import dataclass
 

@@ -20,7 +20,7 @@ SCALINGS = ("default", "theta", "linear", "ntk", "dynamic", "yarn", "llama3")
 
 @dataclass(frozen=True, kw_only=True)
 class Scaling(Options):
-    """How rotary frequencies are changed for contexts longer than the trained one (docs/encodings/rope.md)."""
+    """How rotary frequencies change for contexts longer than the trained one (docs/reference/encodings/rope.md)."""
 
     kind: str = "default"
     factor: float = 1.0

@@ -1,4 +1,4 @@
-"""Learned absolute positions added to the embeddings (docs/encodings/learned.md)."""
+"""Learned absolute positions added to the embeddings (docs/reference/encodings/learned.md)."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""NoPE: no positional encoding at all; order reaches the model through the causal mask (docs/encodings/nope.md)."""
+"""NoPE: no positional encoding; order reaches the model through the causal mask (docs/reference/encodings/nope.md)."""
 
 from .base import PositionalEncoding, register_encoding
 

@@ -1,4 +1,4 @@
-"""RandPE: RoPE over ids drawn at random from a longer range while training (docs/encodings/randpe.md)."""
+"""RandPE: RoPE over ids drawn at random from a longer range while training (docs/reference/encodings/randpe.md)."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""RoPE: queries and keys turned by the angle of their position, with every usual scaling (docs/encodings/rope.md)."""
+"""RoPE: rotates queries and keys by the angle of their position; all usual scalings (docs/reference/encodings/rope.md)."""
 
 from dataclasses import dataclass, field
 

@@ -1,4 +1,4 @@
-"""Sinusoidal absolute positions added to the embeddings (docs/encodings/sinusoidal.md)."""
+"""Sinusoidal absolute positions added to the embeddings (docs/reference/encodings/sinusoidal.md)."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""T5's relative bias: a learned number for each head and bucket of distance (docs/encodings/t5.md)."""
+"""T5's relative bias: a learned number for each head and bucket of distance (docs/reference/encodings/t5.md)."""
 
 import math
 from dataclasses import dataclass

@@ -1,5 +1,5 @@
 """TAPE: a field of phasors, one complex number a token, key-value head and frequency, carried along by attention and
-mixed by content (docs/encodings/tape.md).
+mixed by content (docs/reference/encodings/tape.md).
 
 1. start   z = exp(i theta_m p)
 2. rotate  q~ = z q, k~ = z k

@@ -1,7 +1,7 @@
 """TensorTape: the paper's general form, a tensor e in R^{L x R} a token, head and block of channels.
 
 Readable, slower, and independent of the phasor form: it serves as the oracle for it and for the paper's ablations
-(docs/encodings/tensor_tape.md).
+(docs/reference/encodings/tensor_tape.md).
 
 Shapes: B batch, N tokens, H query heads, G key-value heads, M = D / L blocks of L channels, R components.
 The state is [B, G, N, M * L * R]. Channel l of block m is number l * M + m of the head: the half-split layout at L = 2.

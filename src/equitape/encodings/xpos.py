@@ -1,4 +1,4 @@
-"""xPos: RoPE whose products decay with distance, slow frequencies least (docs/encodings/xpos.md)."""
+"""xPos: RoPE whose products decay with distance, slow frequencies least (docs/reference/encodings/xpos.md)."""
 
 import math
 from dataclasses import dataclass

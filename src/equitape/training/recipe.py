@@ -93,7 +93,7 @@ class Recipe(Settings):
     description: str = ""
     """One or two sentences: what it is for, and where it departs from what it follows."""
     task: dict[str, Any] = field(default_factory=dict)
-    """{name: ..., and the task's own options}; docs/tasks has a page on each."""
+    """{name: ..., and the task's own options}; docs/reference/tasks has a page on each."""
     model: ModelSettings = field(default_factory=ModelSettings)
     """Sizes of the decoder, the same for every encoding."""
     encodings: tuple[Any, ...] = ()
