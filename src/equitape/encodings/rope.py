@@ -1,4 +1,4 @@
-"""RoPE: rotates queries and keys by the angle of their position; all usual scalings (docs/reference/encodings/rope.md)."""
+"""RoPE: queries and keys rotated by the angle of their position; all scalings (docs/reference/encodings/rope.md)."""
 
 from dataclasses import dataclass, field
 
