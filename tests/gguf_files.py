@@ -8,7 +8,7 @@ NAMES = {
 }  # fmt: skip
 
 
-def write_gguf(model, path):
+def write_gguf(model, path, without=()):
     """Llama in llama.cpp's names and its order of rotary channels: pairs beside each other, not half a head apart."""
     import gguf
 
@@ -25,6 +25,8 @@ def write_gguf(model, path):
     writer.add_rope_dimension_count(config.head_dim)
     writer.add_vocab_size(config.vocab_size)
     for name, weight in model.state_dict().items():
+        if name in without:
+            continue
         heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
         if heads:
             weight = weight.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)

@@ -83,10 +83,10 @@ def load_model(name: str, dtype: str, base: str | None = None, as_ours: bool = T
     """
     import transformers
     from safetensors import SafetensorError
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
     from .adapt import adapt, load_adapter
-    from .adapt.weights import load_source
+    from .adapt.weights import load_source, read_whole
 
     if not sys.stderr.isatty():
         transformers.logging.disable_progress_bar()
@@ -108,7 +108,7 @@ def load_model(name: str, dtype: str, base: str | None = None, as_ours: bool = T
     except (OSError, SafetensorError) as error:
         raise ValueError(f"The model {name!r} cannot be read ({_first_line(error)}).") from error
     try:
-        return AutoModelForCausalLM.from_pretrained(folder, dtype=wanted).eval()
+        return read_whole(folder, dtype=wanted).eval()
     except (OSError, ValueError, SafetensorError) as error:
         if ours and isinstance(error, ValueError):
             raise

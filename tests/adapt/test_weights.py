@@ -1,6 +1,7 @@
 """Adapted models against the originals: logits, generation, memory; and every way of giving a model."""
 
 import json
+from functools import partial
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, Llam
 from cases import VOCAB, draw_tokens, gap
 from equitape import EquitapeForCausalLM, adapt
 from equitape.adapt.weights import digest_of
+from equitape.loading import load_model
 
 TOKENS = draw_tokens(2, 50)
 ROPES = {
@@ -264,6 +266,20 @@ def test_weights_that_are_not_there(tmp_path):
     save_file(weights, file, metadata={"format": "pt"})
     with pytest.raises((ValueError, RuntimeError)):
         adapt(tmp_path)
+
+
+@pytest.mark.parametrize("lost", ["model.layers.1.mlp.up_proj.weight", "model.norm.weight", "lm_head.weight"])
+@pytest.mark.parametrize(
+    "load", [adapt, partial(load_model, dtype="auto", as_ours=False), partial(load_model, dtype="auto")]
+)
+def test_weights_missing_from_a_folder(lost, load, tmp_path):
+    make_source().save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    weights = load_file(file)
+    del weights[lost]
+    save_file(weights, file, metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=f"lacks 1 of the model's weights: '{lost}'"):
+        load(str(tmp_path))
 
 
 def test_a_file_that_was_cut_off(tmp_path):

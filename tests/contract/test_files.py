@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from cases import CASES, build, draw_tokens
+from cases import CASES, build, draw_tokens, tiny_config
 from equitape import EquitapeForCausalLM, EquitapeForSequenceClassification, EquitapeModel
 
 
@@ -51,18 +51,22 @@ def test_checkpoint_of_another_encoding_is_refused(tmp_path):
     build("rope", dtype=torch.float32).save_pretrained(tmp_path / "rope")
     build("tape", dtype=torch.float32).save_pretrained(tmp_path / "tape")
     tape, rope = (AutoConfig.from_pretrained(tmp_path / kind) for kind in ("tape", "rope"))
-    with pytest.raises(ValueError, match=r"lacks \d+ weights .*encoding"):
+    with pytest.raises(ValueError, match=r"lacks \d+ of the model's weights: .*encoding"):
         EquitapeForCausalLM.from_pretrained(tmp_path / "rope", config=tape)
     with pytest.raises(ValueError, match="weights of another encoding"):
         EquitapeForCausalLM.from_pretrained(tmp_path / "tape", config=rope)
 
 
-def test_missing_weights_are_refused_unless_asked_for(tmp_path):
+def drop_tensor(folder, name):
+    weights = load_file(folder / "model.safetensors")
+    del weights[name]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize("lost", ["model.layers.1.mlp.up_proj.weight", "lm_head.weight"])
+def test_missing_weights_are_refused_unless_asked_for(lost, tmp_path):
     build("tape", dtype=torch.float32).save_pretrained(tmp_path)
-    weights = load_file(tmp_path / "model.safetensors")
-    lost = "model.layers.1.mlp.up_proj.weight"
-    del weights[lost]
-    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    drop_tensor(tmp_path, lost)
     with pytest.raises(ValueError, match=lost):
         EquitapeForCausalLM.from_pretrained(tmp_path)
     _, info = EquitapeForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
@@ -77,3 +81,20 @@ def test_a_new_head_on_a_pretrained_decoder_is_allowed(tmp_path):
     tokens = draw_tokens(1, 8)
     assert classifier(tokens).logits.shape == (1, 3)
     assert torch.equal(base(tokens).last_hidden_state, model.model(tokens).last_hidden_state)
+
+
+def test_a_head_lost_from_its_own_checkpoint_is_refused(tmp_path):
+    EquitapeForSequenceClassification(tiny_config("tape", num_labels=3)).save_pretrained(tmp_path)
+    drop_tensor(tmp_path, "score.weight")
+    with pytest.raises(ValueError, match=r"lacks 1 of the model's weights: 'score.weight'"):
+        EquitapeForSequenceClassification.from_pretrained(tmp_path)
+
+
+def test_a_decoder_without_a_language_modelling_head_is_refused_as_a_language_model(tmp_path):
+    EquitapeModel(tiny_config("rope")).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"'lm_head.weight'"):
+        EquitapeForCausalLM.from_pretrained(tmp_path)
+
+
+def test_a_model_made_from_no_file_is_initialised():
+    assert EquitapeForCausalLM.from_pretrained(None, config=tiny_config("tape"), state_dict={})

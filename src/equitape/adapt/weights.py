@@ -15,6 +15,7 @@ from transformers.initialization import no_init_weights
 
 from ..encodings.base import ENCODINGS
 from ..model import EquitapeConfig, EquitapeForCausalLM
+from ..model.checks import check_loading
 from .families import FAMILIES, translate_config
 
 TRAINABLE_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -56,10 +57,17 @@ def load_source(base: Base, dtype: str | torch.dtype = "auto", check: Check | No
         config = check_config(AutoConfig.from_pretrained(name))
         if check is not None:
             check(config)
-        model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype)
+        model = read_whole(name, dtype=dtype)
     except (OSError, SafetensorError) as error:
         raise ValueError(f"The model {str(base)!r} cannot be read ({_first_line(error)}).") from error
     check_loaded(model, "auto")
+    return model
+
+
+def read_whole(name: str, **options: Any) -> PreTrainedModel:
+    """AutoModelForCausalLM.from_pretrained, except that a weight missing from the files is an error."""
+    model, info = AutoModelForCausalLM.from_pretrained(name, output_loading_info=True, **options)
+    check_loading(sorted(info["missing_keys"]), sorted(info["unexpected_keys"]))
     return model
 
 
@@ -70,7 +78,7 @@ def _load_gguf(path: Path, dtype: str | torch.dtype) -> PreTrainedModel:
     from transformers import GgufConfig
 
     try:
-        model = AutoModelForCausalLM.from_pretrained(
+        model = read_whole(
             str(path.parent),
             gguf_file=path.name,
             dtype=torch.float32 if dtype == "auto" else dtype,

@@ -1,5 +1,8 @@
 """Refusals: input that cannot mean anything is answered in one sentence, before any work."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from torch import Tensor
 from transformers import Cache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -86,9 +89,19 @@ def check_cache(encoding: PositionalEncoding, past: Cache | None) -> None:
         )
 
 
+def check_paged_cache(kwargs: Mapping[str, Any]) -> None:
+    """Continuous batching passes its cache as `cache`, which this decoder's masks, ids and widened value do not fit."""
+    if kwargs.get("cache") is not None:
+        raise ValueError(
+            "Equitape models cannot use a paged cache (continuous batching, generate_batch); use model.generate with a "
+            "padded batch."
+        )
+
+
 def check_backend(encoding_kind: str, backends: tuple[str, ...], requested: str | None) -> None:
     """The attention implementation must be able to serve the encoding; names nobody knows are left to transformers."""
-    known = requested == "eager" or requested in ALL_ATTENTION_FUNCTIONS or str(requested).startswith("flash_attention")
+    known = requested == "eager" or requested in ALL_ATTENTION_FUNCTIONS
+    known = known or str(requested).startswith(("flash_attention", "paged|"))
     if known and requested not in backends:
         raise ValueError(
             f"Attention implementation {requested!r} cannot serve encoding {encoding_kind!r}; use one of "
@@ -96,20 +109,24 @@ def check_backend(encoding_kind: str, backends: tuple[str, ...], requested: str 
         )
 
 
-def check_loading(missing: list[str], unexpected: list[str], base_prefix: str, is_base: bool) -> None:
-    """A checkpoint must bring every weight of the decoder and none of another encoding's.
-
-    Heads (a new classifier on a pretrained decoder) may be missing, as is usual in transformers.
-    """
-    lost = [name for name in missing if is_base or name.startswith(f"{base_prefix}.")]
+def check_loading(missing: list[str], unexpected: list[str], required: str | tuple[str, ...] = "") -> None:
+    """A checkpoint must hold every weight that starts with a prefix in `required`, and none of another encoding."""
+    lost = [name for name in missing if name.startswith(required)]
     foreign = [name for name in unexpected if ".encoding." in f".{name}"]
     if lost:
         raise ValueError(
-            f"The checkpoint lacks {len(lost)} weights of this model, for example {lost[0]!r}; they would have been "
-            f"left random. Was it made with another encoding or other sizes? Load it with its own configuration."
+            f"The checkpoint lacks {len(lost)} of the model's weights: {name_some(lost)}. They would be random. If it "
+            f"was made with another encoding or other sizes, load it with its own configuration; otherwise its files "
+            f"are incomplete."
         )
     if foreign:
         raise ValueError(
-            f"The checkpoint holds {len(foreign)} weights of another encoding, for example {foreign[0]!r}; load it "
-            f"with its own configuration."
+            f"The checkpoint holds {len(foreign)} weights of another encoding: {name_some(foreign)}. Load it with its "
+            f"own configuration."
         )
+
+
+def name_some(names: list[str], most: int = 5) -> str:
+    """The first few names, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(repr(name) for name in names[:most]) + more

@@ -71,20 +71,22 @@ class EquitapePreTrainedModel(PreTrainedModel):
         return super()._check_and_adjust_attn_implementation(attn_implementation, *args, **kwargs)
 
     @classmethod
-    def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
-        """Transformers' from_pretrained, except that a decoder weight missing from the checkpoint is an error.
+    def from_pretrained(
+        cls, pretrained_model_name_or_path: Any, *args: Any, output_loading_info: bool = False, **kwargs: Any
+    ) -> Any:
+        """Transformers' from_pretrained, except that a weight missing from the checkpoint is an error.
 
-        With `output_loading_info=True` the caller gets the list of what was missing and decides.
+        Only a new task head on a decoder saved by another class may be missing. With `output_loading_info=True` the
+        caller gets the list of missing weights and decides.
         """
-        model, info = super().from_pretrained(*args, output_loading_info=True, **kwargs)
+        name = pretrained_model_name_or_path
+        model, info = super().from_pretrained(name, *args, output_loading_info=True, **kwargs)
         if output_loading_info:
             return model, info
-        checks.check_loading(
-            sorted(info["missing_keys"]),
-            sorted(info["unexpected_keys"]),
-            cls.base_model_prefix,
-            model.base_model is model,
-        )
+        if name is not None:
+            whole = model.base_model is model or cls.__name__ in (model.config.architectures or ())
+            required = "" if whole else (f"{cls.base_model_prefix}.", "lm_head.")
+            checks.check_loading(sorted(info["missing_keys"]), sorted(info["unexpected_keys"]), required)
         return model
 
 
@@ -130,6 +132,7 @@ class EquitapeModel(EquitapePreTrainedModel):
         """
         if output_position_states is None:
             output_position_states = self.config.output_position_states
+        checks.check_paged_cache(kwargs)
         checks.check_tokens(input_ids, inputs_embeds)
         x: Tensor = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         checks.check_position_ids(position_ids, x)
