@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..runs.results import EXACT_MATCH
 from . import answers, digits
 from .base import IGNORED, Evaluation, HeatMap
 from .digits import END, EQUALS, PAD, PLUS, SYMBOLS, VOCAB_SIZE, decode
@@ -42,6 +43,7 @@ class Addition(PromptTask):
     idea = "add two numbers, digits reversed; longer operands than in training"
     options_class = AdditionOptions
     headline = "exact_match_grid"
+    metrics = (EXACT_MATCH,)
     vocab_size = VOCAB_SIZE
     pad_token_id = PAD
     eos_token_id = END

@@ -5,7 +5,6 @@ processes, or how often a run was interrupted. Shapes: n examples, T tokens.
 """
 
 import hashlib
-from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -14,46 +13,19 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
 from ..registry import Registry
+from ..runs.results import KNOWN_METRICS, Curve, Evaluation, HeatMap, Metric
 from ..settings import Settings
+
+__all__ = [
+    "ENDLESS", "IGNORED", "TASKS", "Curve", "Evaluation", "HeatMap", "NumberedExamples", "Task", "evaluation_generator",
+    "pad_right",
+]  # fmt: skip
 
 IGNORED = -100
 ENDLESS = 10**9
 """Examples of a task that makes as many as are asked for."""
 
 TASKS: "Registry[type[Task]]" = Registry("task")
-
-
-@dataclass(frozen=True, kw_only=True)
-class HeatMap:
-    """A score for every pair of two properties, for example exact match by the lengths of both operands."""
-
-    title: str
-    row_label: str
-    rows: list[int]
-    column_label: str
-    columns: list[int]
-    values: list[list[float]]
-    """One list a row."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Curve:
-    """A score against one property, for example perplexity against length."""
-
-    title: str
-    x_label: str
-    x: list[float]
-    y_label: str
-    y: list[float]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Evaluation:
-    """What a model achieved. Metric names containing "outside" are out of distribution, all others inside."""
-
-    metrics: dict[str, float]
-    heat_maps: list[HeatMap] = field(default_factory=list)
-    curves: list[Curve] = field(default_factory=list)
 
 
 class Task:
@@ -66,6 +38,9 @@ class Task:
     headline: ClassVar[str]
     """The metric that reports show first."""
     higher_is_better: ClassVar[bool] = True
+    """Of the headline."""
+    metrics: ClassVar[tuple[Metric, ...]] = KNOWN_METRICS
+    """How to read the figures that `evaluate` returns: direction and unit of each metric."""
 
     vocab_size: int
     pad_token_id: int

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..runs.results import EXACT_MATCH, TOKEN_ACCURACY
 from .answers import forced_accuracy
 from .base import Curve, Evaluation, evaluation_generator
 from .lengths import LengthOptions, evaluate_lengths
@@ -57,6 +58,7 @@ class Copy(SymbolTask):
     idea = "write a row of symbols again; longer rows than in training"
     options_class = CopyOptions
     headline = "exact_match_outside"
+    metrics = (EXACT_MATCH,)
     options: CopyOptions
 
     @property
@@ -136,6 +138,7 @@ class SelectiveCopy(SymbolTask):
     idea = "write the symbols of a row and leave out the blanks; fewer and more blanks than in training"
     options_class = SelectiveCopyOptions
     headline = "exact_match_outside_sparse"
+    metrics = (EXACT_MATCH, TOKEN_ACCURACY)
     options: SelectiveCopyOptions
 
     @property

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..registry import describe_choices
+from ..runs.results import ERROR
 from .base import IGNORED, Curve, Evaluation, evaluation_generator
 from .sizes import require_order, scale_samples
 from .states import StateOptions, StateTask, judge
@@ -55,6 +56,7 @@ class FlipFlop(StateTask):
     options_class = FlipFlopOptions
     headline = "error_outside_sparse"
     higher_is_better = False
+    metrics = (ERROR,)
     vocab_size = 6
     pad_token_id = PAD
     options: FlipFlopOptions

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..runs.results import EXACT_MATCH
 from . import digits
 from .base import Evaluation
 from .digits import END, EQUALS, PAD, TIMES, VOCAB_SIZE
@@ -38,6 +39,7 @@ class Multiplication(PromptTask):
     idea = "multiply a number by a digit, digits reversed; longer numbers than in training"
     options_class = MultiplicationOptions
     headline = "exact_match_outside"
+    metrics = (EXACT_MATCH,)
     vocab_size = VOCAB_SIZE
     pad_token_id = PAD
     eos_token_id = END

@@ -26,9 +26,16 @@ from ..evaluation.scrolls_data import Item, load_examples
 from ..evaluation.scrolls_prompts import DATASETS, RULES, PromptWriter, kept_parts, question_of
 from ..evaluation.subject import Subject
 from ..registry import describe_choices
+from ..runs.results import PERCENT, Metric
 from ..settings import Settings
 from .base import ENDLESS, IGNORED, Evaluation, Task
 from .sizes import require_positive, scale_samples
+
+SCORES = tuple(
+    Metric(name=name, higher_is_better=True, unit=PERCENT) for name in ("score", "f1", "exact_match", "rouge")
+)
+ANSWER_LOSS = Metric(name="answer_loss", higher_is_better=False)
+DOCUMENTS_CUT = Metric(name="documents_cut", higher_is_better=None, unit=PERCENT)
 
 logger = logging.getLogger(__name__)
 
@@ -107,6 +114,7 @@ class Scrolls(Task):
     options_class = ScrollsTaskOptions
     options: ScrollsTaskOptions
     headline = "score"
+    metrics = (*SCORES, ANSWER_LOSS, DOCUMENTS_CUT)
 
     def __init__(self, options: ScrollsTaskOptions):
         super().__init__(options)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from ..runs.results import ACCURACY, EXACT_MATCH
 from ..settings import Settings
 from .base import IGNORED, Curve, Evaluation, NumberedExamples, Task, evaluation_generator
 from .sizes import require_positive, scale_samples
@@ -85,6 +86,7 @@ class StepTask(StateTask):
     """A state after each of S steps: `begin step step ... end`, scored on as many steps as in training and on more."""
 
     headline: ClassVar[str] = "accuracy_outside"
+    metrics = (ACCURACY, EXACT_MATCH)
     options: StepOptions
 
     def draw_steps(self, count: int, steps: int, generator: torch.Generator) -> Tensor:

@@ -21,6 +21,7 @@ from ..data.streaming import StreamedRows
 from ..data.text import read_documents
 from ..data.tokenizers import cached_bpe, load_tokenizer
 from ..data.tokens import TokenStore, build_tokens, special_tokens
+from ..runs.results import BITS_PER_BYTE, PERPLEXITY
 from ..settings import Settings
 from .base import ENDLESS, Curve, Evaluation, Task
 from .perplexity import PerplexityResult, perplexity
@@ -79,6 +80,7 @@ class Text(Task):
     options: TextOptions
     headline = "bits_per_byte_1x"
     higher_is_better = False
+    metrics = (BITS_PER_BYTE, PERPLEXITY)
 
     def __init__(self, options: TextOptions):
         super().__init__(options)

@@ -1,0 +1,1 @@
+"""Run folders: how they are written, locked, compared and described, whatever kind of run they hold."""

@@ -1,0 +1,151 @@
+"""Files and folders that are either complete or absent, whenever the process is killed.
+
+Everything is written next to its place under a temporary name, which starts with a dot and ends with `.partial`, then
+renamed. Readers ignore such names; `remove_partial` deletes what a killed process left.
+"""
+
+import json
+import math
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+
+PARTIAL = ".partial"
+
+
+def plain(content: Any) -> Any:
+    """The same content in JSON's types; NaN and infinity become null."""
+    if isinstance(content, dict):
+        return {str(key): plain(value) for key, value in content.items()}
+    if isinstance(content, (list, tuple)):
+        return [plain(value) for value in content]
+    if isinstance(content, float) and not math.isfinite(content):
+        return None
+    return content
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file; a kill leaves the old file or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = _aside(path)
+    try:
+        aside.write_bytes(content)
+        os.replace(aside, path)
+    except OSError:
+        aside.unlink(missing_ok=True)
+        raise
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write UTF-8 text; a kill leaves the old file or the new one."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write JSON; a kill leaves the old file or the new one. NaN and infinity become null."""
+    write_text(path, json.dumps(plain(content), indent=1) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """What a file of JSON holds; None where there is no file, or a damaged one."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+@contextmanager
+def new_folder(target: Path) -> Iterator[Path]:
+    """A folder to write into that becomes `target` when the block ends; an error leaves nothing behind.
+
+    A folder that another process has put there in the meantime is kept: both hold the same.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    aside = _aside(target)
+    try:
+        aside.mkdir()
+        yield aside
+        try:
+            publish_folder(aside, target)
+        except OSError:
+            if not target.is_dir():
+                raise
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+@contextmanager
+def files_in(directory: Path | str) -> Iterator[Path]:
+    """A folder to write into. At the end its files move to `directory`, descriptions (.json) last.
+
+    An error before that leaves `directory` as it was.
+    """
+    target = Path(directory).expanduser()
+    if target.is_file():
+        raise ValueError(f"{str(directory)!r} is a file; give the name of a folder.")
+    aside = _aside(target)
+    try:
+        aside.mkdir(parents=True)
+        yield aside
+        files = sorted(aside.iterdir(), key=lambda file: (file.suffix == ".json", file.name))
+        for file in files:
+            flush_to_disk(file)
+        target.mkdir(exist_ok=True)
+        for file in files:
+            os.replace(file, target / file.name)
+        flush_to_disk(target)
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise OSError(f"{str(directory)!r} cannot be written ({reason}); nothing there was changed.") from error
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def publish_folder(source: Path, target: Path) -> None:
+    """Rename a complete folder into its place, on the disk before it is visible there."""
+    for path in source.rglob("*"):
+        if path.is_file():
+            flush_to_disk(path)
+    os.replace(source, target)
+    flush_to_disk(target.parent)
+
+
+def flush_to_disk(path: Path) -> None:
+    """Wait until a file, or the list of files in a folder, is on the disk and survives a power failure."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def make_directory(path: Path) -> None:
+    """Create a directory to write into; one sentence where that is impossible."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"Cannot create the directory {path}: {error.strerror}.") from None
+    if not os.access(path, os.W_OK):
+        raise ValueError(f"Cannot write to the directory {path}.")
+
+
+def is_partial(path: Path) -> bool:
+    """Whether a killed process left this file or folder half-written."""
+    return path.name.endswith(PARTIAL)
+
+
+def remove_partial(directory: Path) -> None:
+    """Delete what killed processes left half-written in a directory."""
+    for path in list(directory.iterdir()) if directory.is_dir() else []:
+        if is_partial(path):
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+def _aside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}{PARTIAL}")
