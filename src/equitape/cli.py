@@ -6,6 +6,7 @@ from .commands.adapt import adapt
 from .commands.bench import bench
 from .commands.check import check
 from .commands.compare import compare
+from .commands.data import data
 from .commands.demo import demo
 from .commands.encodings import encodings
 from .commands.evaluate import evaluate
@@ -32,6 +33,6 @@ def main() -> None:
         raise typer.BadParameter(str(error)) from None
 
 
-for command in (encodings, tasks, demo, bench, train, compare, adapt, inspect, check):
+for command in (encodings, tasks, data, demo, bench, train, compare, adapt, inspect, check):
     app.command()(command)
 app.command("eval")(evaluate)

@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 from ..training.help import recipe_help
-from .train import DryRun, Overrides, RecipeName
+from .train import DryRun, Overrides, RecipeName, Small
 
 
 def compare(
@@ -19,6 +19,7 @@ def compare(
     jobs: Annotated[
         int, typer.Option(min=1, help="Runs side by side, which fills a GPU that a small model leaves idle.")
     ] = 1,
+    small: Small = False,
     dry_run: DryRun = False,
 ) -> None:
     """Train every encoding of a recipe with every seed, score them, and write a report.
@@ -32,7 +33,7 @@ def compare(
     from ..training.show import show_plan, show_results
 
     try:
-        plan = make_plan(load_recipe(recipe, overrides or []))
+        plan = make_plan(load_recipe(recipe, overrides or [], small=small))
         out = out or Path("runs") / plan.recipe.name
         comparison.check_directory(out, plan)
         if not dry_run:

@@ -16,6 +16,12 @@ Overrides = Annotated[
     list[str] | None,
     typer.Argument(help="key=value, as train.steps=100 or encodings=\\[rope,tape].", show_default=False),
 ]
+Small = Annotated[
+    bool,
+    typer.Option(
+        "--small", help="Reduce the recipe: one seed, a small model, few steps, shipped text; about a minute on a CPU."
+    ),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything and say what would be done.")]
 
 
@@ -30,6 +36,7 @@ def train(
         Path | None, typer.Option(help="Directory of the run; runs/RECIPE-ENCODING-seedN when left out.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in that directory.")] = False,
+    small: Small = False,
     dry_run: DryRun = False,
 ) -> None:
     """Train one encoding of a recipe with one seed, and score it.
@@ -53,7 +60,7 @@ def train(
     from ..training.show import show_plan, show_run
 
     try:
-        loaded = load_recipe(recipe, overrides or [])
+        loaded = load_recipe(recipe, overrides or [], small=small)
         choice = loaded.choose(encoding) if encoding is not None else loaded.choices[0]
         number = choice.seeds[0] if seed is None else seed
         # torchrun and accelerate launch tell every process how many there are

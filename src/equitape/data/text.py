@@ -1,6 +1,8 @@
 """Documents from files, folders, archives, JSON lines and Hugging Face datasets, one at a time and always in one order.
 
-A source is a path, or `hf:NAME:CONFIG:SPLIT`. A path may go on inside an archive: `books.tar.xz/books/test`.
+A source is a path, `hf:NAME:CONFIG:SPLIT`, or `shipped:train` and `shipped:valid`, the text that comes with the
+package. A path may continue inside an archive: `books.tar.xz/books/test`. A relative path that does not exist is
+looked for under $EQUITAPE_DATA.
 """
 
 import gzip
@@ -17,6 +19,9 @@ Source = str | Path
 Sources = Source | Sequence[Source]
 
 HUB_PREFIX = "hf:"
+SHIPPED_PREFIX = "shipped:"
+SHIPPED = Path(__file__).parent / "shipped"
+"""Public-domain novels that come with the package; LICENCE in that folder names their origin."""
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".txz", ".tar.bz2")
 JSON_LINES = (".jsonl", ".jsonl.gz", ".jsonl.xz")
 TEXT_FIELDS = ("text", "document")
@@ -52,9 +57,36 @@ def read_documents(sources: Sources) -> Iterator[Document]:
     return _read_all(names)
 
 
+def candidate_paths(source: Source) -> list[Path]:
+    """Where a local source may lie: at its own path, and if that is relative, under $EQUITAPE_DATA.
+
+    A leading `data/` stands for the data folder itself: `data/books` is also `$EQUITAPE_DATA/books`.
+    """
+    if str(source).startswith(SHIPPED_PREFIX):
+        return [SHIPPED / str(source).removeprefix(SHIPPED_PREFIX)]
+    path, root = Path(source).expanduser(), os.environ.get("EQUITAPE_DATA")
+    if not root or path.is_absolute():
+        return [path]
+    return [path, Path(root).expanduser() / (path.relative_to("data") if path.is_relative_to("data") else path)]
+
+
 def find_files(source: Source) -> tuple[list[Path], str]:
     """The files a local source reads, and the part of its path that lies inside an archive ("" for none)."""
-    path = Path(source).expanduser()
+    candidates = candidate_paths(source)
+    for path in candidates:
+        found = _find_at(path, source)
+        if found is not None:
+            return found
+    if str(source).startswith(SHIPPED_PREFIX):
+        raise ValueError(f"Cannot find {str(source)!r}; the shipped texts are shipped:train and shipped:valid.")
+    raise ValueError(
+        f"There is no file or folder {str(source)!r}; check the path (looked for {' and '.join(map(str, candidates))} "
+        f"from {Path.cwd()}), set EQUITAPE_DATA to your data folder, or run equitape data to see what can be had."
+    )
+
+
+def _find_at(path: Path, source: Source) -> tuple[list[Path], str] | None:
+    """As `find_files`, at one path; None if there is nothing."""
     if path.is_dir():
         files = sorted(file for file in _walk(path) if file.is_file())
         if not files:
@@ -69,9 +101,7 @@ def find_files(source: Source) -> tuple[list[Path], str]:
             raise ValueError(
                 f"{str(source)!r} goes on inside {str(archive)!r}, which is not an archive ({', '.join(ARCHIVES)})."
             )
-    raise ValueError(
-        f"There is no file or folder {str(source)!r}; check the path (relative ones start at {Path.cwd()})."
-    )
+    return None
 
 
 def _walk(folder: Path) -> Iterator[Path]:

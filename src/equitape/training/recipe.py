@@ -12,6 +12,7 @@ from ..registry import describe_choices
 from ..settings import Settings
 from .files import plain
 from .settings import TrainSettings
+from .small import reduce
 
 SHIPPED = Path(__file__).parent.parent / "recipes"
 BUDGETS = ("train.steps=", "train.tokens=", "train.minutes=")
@@ -205,8 +206,11 @@ def available_recipes() -> list[str]:
     return sorted(path.stem for path in SHIPPED.glob("*.yaml"))
 
 
-def load_recipe(source: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> Recipe:
-    """Read a recipe by its name or the path of its file, and apply overrides such as "train.steps=100"."""
+def load_recipe(source: str | Path, overrides: list[str] | tuple[str, ...] = (), *, small: bool = False) -> Recipe:
+    """Read a recipe by its name or the path of its file, and apply overrides such as "train.steps=100".
+
+    small: reduce it first (`small.reduce`); overrides then change the reduced recipe, which is called NAME-small.
+    """
     path = find_recipe(source)
     where = f"Recipe {path.stem!r}"
     try:
@@ -216,12 +220,14 @@ def load_recipe(source: str | Path, overrides: list[str] | tuple[str, ...] = ())
     content = parse_yaml(text, where)
     if not isinstance(content, dict):
         raise ValueError(f"{where} must be a dictionary of settings; it is {type(content).__name__}.")
+    content.setdefault("name", path.stem)
+    if small:
+        content = reduce(content) | {"name": f"{content['name']}-small"}
     if any(override.startswith(BUDGETS) for override in overrides) and isinstance(content.get("train"), dict):
         # a budget takes the place of the recipe's own
         content["train"] = {key: value for key, value in content["train"].items() if f"train.{key}=" not in BUDGETS}
     for override in overrides:
         apply_override(content, override)
-    content.setdefault("name", path.stem)
     return parse_recipe(content, where)
 
 

@@ -1,0 +1,120 @@
+"""The data sets that recipes and documents name: what they are, where they are expected, how to get them."""
+
+import io
+import itertools
+import os
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from .text import SHIPPED, Document, candidate_paths, read_documents
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSet:
+    """One data set by name."""
+
+    about: str
+    """What it is, in one sentence."""
+    path: str
+    """Where recipes expect it, relative to the working directory or, without `data/`, to $EQUITAPE_DATA."""
+    splits: tuple[str, ...] = ()
+    """Its splits as sources of text; empty if it is not read as plain text."""
+    hub: str = ""
+    """The data set on the Hugging Face Hub, as NAME or NAME:CONFIG; "" if there is none to stream."""
+    limits: tuple[int, ...] = ()
+    """How many documents of train, valid and test a download takes."""
+    origin: str = ""
+    """Where to read about it, or to get it by hand."""
+    licence: str = ""
+    """Under which terms its text may be used."""
+
+    def locate(self) -> Path | None:
+        """Where it lies on this machine, as a file or a folder; None if it is missing."""
+        if self.path == "shipped":
+            return SHIPPED
+        alternatives = (self.path, self.path.removesuffix(".tar.xz"))
+        found = (path for name in alternatives for path in candidate_paths(name) if path.exists())
+        return next(found, None)
+
+
+CATALOG = {
+    "austen": DataSet(
+        about="Two novels to train on and seven chapters of a third to score: the text that --small uses.",
+        path="shipped",
+        splits=("shipped:train", "shipped:valid"),
+        origin="comes with the package",
+        licence="public domain",
+    ),
+    "books": DataSet(
+        about="Whole books. A download takes 30 of PG-19 to train on, 3 to tune on and 11 to score.",
+        path="data/books.tar.xz",
+        splits=tuple(f"data/books.tar.xz/books/{split}" for split in ("train", "valid", "test")),
+        hub="emozilla/pg19",
+        limits=(30, 3, 11),
+        origin="https://github.com/google-deepmind/pg19",
+        licence="public domain in the USA",
+    ),
+    "wikitext": DataSet(
+        about="Articles of Wikipedia, one line per paragraph.",
+        path="data/wikitext.tar.xz",
+        splits=tuple(f"data/wikitext.tar.xz/wikitext/{split}" for split in ("train", "valid", "test")),
+        hub="Salesforce/wikitext:wikitext-103-raw-v1",
+        limits=(200_000, 10_000, 10_000),
+        origin="https://huggingface.co/datasets/Salesforce/wikitext",
+        licence="CC BY-SA",
+    ),
+    "proofs": DataSet(
+        about="Files of formal and informal mathematics, as in proof-pile. The Hub has no form of it that streams.",
+        path="data/proofs.tar.xz",
+        splits=tuple(f"data/proofs.tar.xz/proofs/{split}" for split in ("train", "valid", "test")),
+        origin="https://github.com/zhangir-azerbayev/proof-pile",
+        licence="by file",
+    ),
+    "scrolls": DataSet(
+        about="Questions about long documents. The scrolls task downloads the official archives when it needs them.",
+        path="data/scrolls.tar.xz",
+        origin="https://huggingface.co/datasets/tau/scrolls",
+        licence="by set",
+    ),
+}
+HUB_SPLITS = {"train": "train", "valid": "validation", "test": "test"}
+
+
+def data_folder() -> Path:
+    """Where downloads go: $EQUITAPE_DATA, or the folder `data` here."""
+    return Path(os.environ.get("EQUITAPE_DATA") or "data").expanduser()
+
+
+def download(name: str) -> Path:
+    """Stream a data set from the Hugging Face Hub into an archive where recipes expect it."""
+    entry = CATALOG[name]
+    if not entry.hub:
+        raise ValueError(f"{name!r} cannot be downloaded: get it from {entry.origin} and put it at {entry.path}.")
+    found = entry.locate()
+    if found is not None:
+        raise ValueError(f"{name!r} is already there: {found}. Move it away to download it again.")
+    folder = data_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    target = folder / Path(entry.path).name
+    partial = target.with_name(f"{target.name}.partial")
+    try:
+        with tarfile.open(partial, "w:xz") as archive:
+            for (split, hub_split), limit in zip(HUB_SPLITS.items(), entry.limits, strict=True):
+                for document in itertools.islice(_stream(entry.hub, hub_split), limit):
+                    number = document.name.rpartition(":")[2]
+                    content = document.text.encode()
+                    member = tarfile.TarInfo(f"{name}/{split}/{int(number):06d}.txt")
+                    member.size = len(content)
+                    archive.addfile(member, io.BytesIO(content))
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)
+    return target
+
+
+def _stream(hub: str, split: str) -> Iterator[Document]:
+    """Documents of one split of a data set on the Hub."""
+    name, _, config = hub.partition(":")
+    return read_documents(f"hf:{name}:{config}:{split}")

@@ -1,0 +1,45 @@
+"""Reduced recipes: every shipped recipe builds and runs offline without data of its own."""
+
+import pytest
+
+from equitape.training import small
+from equitape.training.compare import compare
+from equitape.training.plan import make_plan
+from equitape.training.recipe import available_recipes, load_recipe
+
+
+@pytest.fixture(autouse=True)
+def no_data(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("EQUITAPE_DATA", raising=False)
+    monkeypatch.setenv("EQUITAPE_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize("name", available_recipes())
+def test_every_recipe_has_a_reduced_form_that_needs_no_data(name):
+    full = load_recipe(name)
+    plan = make_plan(load_recipe(name, small=True))
+    assert plan.recipe.name == f"{name}-small"
+    assert plan.recipe.task["name"] == full.task["name"]
+    assert plan.recipe.train.steps == small.TRAIN["steps"]
+    assert plan.recipe.train.compile is False
+    assert not plan.recipe.claims
+    if all(choice.start is None for choice in full.choices):
+        assert [choice.label for choice in plan.recipe.choices] == [choice.label for choice in full.choices]
+    assert all(choice.seeds == (0,) and choice.start is None for choice in plan.recipe.choices)
+
+
+def test_overrides_change_the_reduced_recipe():
+    recipe = load_recipe("lm-books", ["train.steps=3", "encodings=[rope]", "task.length=64"], small=True)
+    assert recipe.train.steps == 3
+    assert recipe.task["length"] == 64
+    assert recipe.task["train"] == "shipped:train"
+    assert [choice.label for choice in recipe.choices] == ["rope"]
+
+
+@pytest.mark.parametrize("name", ["lm-books", "scrolls-contract-nli"])
+def test_a_reduced_comparison_runs_to_its_report(name, tmp_path):
+    overrides = ["encodings=[rope]", "train.steps=2", "train.batch_size=2"]
+    results = compare(make_plan(load_recipe(name, overrides, small=True)), tmp_path / "out")
+    assert [run["status"] for run in results["runs"]] == ["done"]
+    assert (tmp_path / "out/report.html").exists()
