@@ -23,7 +23,7 @@ from equitape.kernels import reference
 from equitape.kernels.operator import fused_update
 
 WARM_UP, REPEATS, SETS = 10, 30, 4
-NAMES = ("field", "carried", "gate", "carry", "mix_in", "mix_out")
+NAMES = ("field", "attended", "gate", "carry", "mix_in", "mix_out")
 # batch, tokens, groups, heads, head dimension
 SIZES = {
     "155M": (16, 1024, 12, 12, 64),
@@ -37,7 +37,7 @@ MORE_SIZES = {
 
 
 def make_inputs(size: tuple[int, ...], dtype: torch.dtype, parts: int, seed: int) -> list[Tensor]:
-    """Leaves in the order of NAMES; the carried field is a transposed slice, as attention leaves it."""
+    """Leaves in the order of NAMES; the attended field is a transposed slice, as attention leaves it."""
     batch, tokens, groups, heads, dim = size
     gates = 4 * groups
     generator = torch.Generator("cuda").manual_seed(seed)

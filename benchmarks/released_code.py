@@ -40,10 +40,10 @@ def leak(given):
                 continue
             layer.self_attn.register_forward_hook(lambda _, __, out, seen=seen: seen.update(attention=out[1]))
 
-            def update(state, carried, *others, written=part.update, seen=seen):
+            def update(state, attended_state, *others, written=part.update, seen=seen):
                 attention = seen["attention"]
                 by_keys = attention @ state
-                assert (by_keys - carried).abs().max() < 1e-12
+                assert (by_keys - attended_state).abs().max() < 1e-12
                 return written(state, attention.mT @ state if over_queries else by_keys, *others)
 
             part.update = update

@@ -70,8 +70,8 @@ class Block(nn.Module):
         scores = query @ key.mT
         weights = self.weigh(scores, mask)
         x = x + torch.einsum("bhnj,bjc,hdc->bnd", weights, x, self.value)
-        carried = weights @ self.encoding("values", state)
-        return x, self.encoding("update", state, carried, x, x), scores
+        attended_state = weights @ self.encoding("extra_values", state)
+        return x, self.encoding("update", state, attended_state, x, x), scores
 
     def connect(self, gate: int, source: tuple[int, int], target: tuple[int, slice | int], row: Tensor) -> None:
         """Let a gate add `row` times one row of one head to rows of another."""

@@ -19,7 +19,7 @@ from equitape.bench import SHAPES, WORKLOADS, BenchSettings, agreement, command,
 from equitape.bench.shapes import DEFAULT_ENCODINGS, PAPER
 from equitape.bench.workloads import MEASURES, Case, Variant, build
 from equitape.cli import app
-from equitape.replay import Replay
+from equitape.cuda_graph import CapturedStep
 
 CPU = torch.device("cpu")
 TINY = SHAPES["tiny"]
@@ -103,10 +103,10 @@ def lose_the_mix(monkeypatch):
     """Break the path, not the reference: it alone runs with the plain kernels."""
     real = tape.update_field
 
-    def broken(field, carried, gate, carry, mix_in, mix_out, normalize=False):
+    def broken(field, attended, gate, carry, mix_in, mix_out, normalize=False):
         if os.environ.get("EQUITAPE_KERNELS") != "reference":
             gate = 0 * gate
-        return real(field, carried, gate, carry, mix_in, mix_out, normalize)
+        return real(field, attended, gate, carry, mix_in, mix_out, normalize)
 
     monkeypatch.setattr(tape, "update_field", broken)
 
@@ -289,7 +289,7 @@ def test_a_captured_step_keeps_what_it_reads_alive():
     def capture():
         model = torch.nn.Linear(3, 3)
         graph = SimpleNamespace(replay=lambda: played.append(True))
-        return Replay(graph, logits, lambda: model(logits)), weakref.ref(model)
+        return CapturedStep(graph, logits, lambda: model(logits)), weakref.ref(model)
 
     replay, model = capture()
     gc.collect()

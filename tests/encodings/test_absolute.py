@@ -45,7 +45,7 @@ def test_xpos_scores_by_their_formula():
     layer = encoding.layer(0)
     ids = torch.tensor([[100, 103, 107]])
     positions = Positions(ids=ids, origin=torch.tensor([[100]]))
-    state = encoding.begin(positions, torch.float64)
+    state = encoding.initial_state(positions, torch.float64)
     q, k = torch.randn(1, 2, 3, 6, dtype=torch.float64), torch.randn(1, 2, 3, 6, dtype=torch.float64)
     turned_q, turned_k = layer.rotate(q, k, state)
     scores = turned_q @ turned_k.mT

@@ -30,7 +30,7 @@ def bias_of(kind, options, query=None, key=None, ids=None, visible=None, scale=1
             torch.nn.init.normal_(parameter, std=0.5)
     ids = torch.arange(N)[None] if ids is None else ids
     positions = Positions(ids=ids)
-    state = encoding.begin(positions, torch.float64)
+    state = encoding.initial_state(positions, torch.float64)
     query = torch.zeros(1, 4, N, 8, dtype=torch.float64) if query is None else query
     return layer.bias(query, key, state, positions, ids, visible, scale), layer, state
 
@@ -53,7 +53,7 @@ def test_alibi_keeps_its_digits_in_half_precision():
     encoding = cls(cls.options_class(), replace(SIZES, num_heads=12))
     ids = torch.tensor([[0, 3000]])
     positions = Positions(ids=ids)
-    state = encoding.begin(positions, torch.bfloat16)
+    state = encoding.initial_state(positions, torch.bfloat16)
     layer = encoding.layer(0)
     bias = layer.bias(torch.zeros(1, 12, 2, 8).bfloat16(), None, state, positions, ids, None, 1.0)
     score_mod = layer.score_mod(state, positions, ids)
@@ -106,7 +106,7 @@ def test_cope_by_counting():
     visible[:, 1] = False
     scale = 8**-0.5
     bias, layer, _ = bias_of("cope", {"num_positions": 4}, query, key, visible=visible[None, None], scale=scale)
-    slope = torch.randn(4, N, N, dtype=torch.float64)
+    grad_output = torch.randn(4, N, N, dtype=torch.float64)
     total = torch.zeros((), dtype=torch.float64)
     for head in range(4):
         for i in range(N):
@@ -118,9 +118,9 @@ def test_cope_by_counting():
                 at = q @ layer.embedding
                 expected = at[low] * (1 - (count - low)) + at[high] * (count - low)
                 torch.testing.assert_close(bias[0, head, i, j], expected)
-                total = total + slope[head, i, j] * expected
+                total = total + grad_output[head, i, j] * expected
     leaves = (query, key, layer.embedding)
-    found = torch.autograd.grad((bias[0] * slope)[:, visible].sum(), leaves)
+    found = torch.autograd.grad((bias[0] * grad_output)[:, visible].sum(), leaves)
     for one, other in zip(found, torch.autograd.grad(total, leaves), strict=True):
         torch.testing.assert_close(one, other)
 

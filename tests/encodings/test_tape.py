@@ -46,15 +46,15 @@ def test_turning_any_frequency_of_the_start_changes_no_logit(case, dtype, limit,
     model = build(case, dtype=dtype)
     tokens = draw_tokens(2, 12)
     expected = model(tokens, output_position_states=True)
-    begin = model.model.encoding.begin
+    initial_state = model.model.encoding.initial_state
     angles = 6.3 * torch.rand(4, dtype=torch.float64)
     turn = torch.cat((angles.cos(), angles.sin())).to(dtype)[None, None, None]
 
     def turned(positions, dtype):
-        field = begin(positions, dtype)
+        field = initial_state(positions, dtype)
         return multiply(field, turn.expand(1, field.shape[1], 1, -1))
 
-    monkeypatch.setattr(model.model.encoding, "begin", turned)
+    monkeypatch.setattr(model.model.encoding, "initial_state", turned)
     found = model(tokens, output_position_states=True)
     assert gap(found.logits, expected.logits) < limit
     # the field itself is equivariant: every layer's turns by the same angles
@@ -105,7 +105,7 @@ def test_phasor_form_equals_tensor_form(options, heads):
         assert gap(grad, results[1][1][name]) < 1e-10, name
 
 
-def complex_update(field, carried, gate, carry, mix_in, mix_out, normalize):
+def complex_update(field, attended, gate, carry, mix_in, mix_out, normalize):
     """The update in complex arithmetic, written from the formulas."""
 
     def read(x):
@@ -115,8 +115,8 @@ def complex_update(field, carried, gate, carry, mix_in, mix_out, normalize):
         return torch.complex(w[0], w[1]) if w.dim() == 3 else w.to(torch.complex128)
 
     z = read(field)
-    if carried is not None:
-        z = z + torch.einsum("gh,bhnm->bgnm", weight(carry), read(carried))
+    if attended is not None:
+        z = z + torch.einsum("gh,bhnm->bgnm", weight(carry), read(attended))
     if gate is not None:
         inner = torch.einsum("ig,bgnm->binm", weight(mix_in), z) * (gate / (1 + (-gate).exp())).mT[..., None]
         z = z + torch.einsum("gi,binm->bgnm", weight(mix_out), inner)
@@ -251,7 +251,7 @@ def make(num_heads=64, num_kv_heads=32, head_dim=32, **options):
 def test_fourier_start_has_unit_mean_square():
     """Over 1024 phasors, whose squares spread by 1 around their mean of 1."""
     ids = torch.tensor([[0, 7, 1000]])
-    field = make(num_kv_heads=64, init="fourier").begin(Positions(ids=ids), torch.float64)
+    field = make(num_kv_heads=64, init="fourier").initial_state(Positions(ids=ids), torch.float64)
     for square in (2 * field.square()).mean((0, 1, 3)).tolist():
         assert square == pytest.approx(1.0, abs=0.1)
 
@@ -259,15 +259,15 @@ def test_fourier_start_has_unit_mean_square():
 def test_fourier_start_can_be_interpolated():
     """With a factor of 4, four times as far is what was there before."""
     ids = torch.tensor([[0, 1, 5, 300]])
-    plain = make(init="fourier").begin(Positions(ids=ids), torch.float64)
+    plain = make(init="fourier").initial_state(Positions(ids=ids), torch.float64)
     linear = make(init="fourier", scaling=Scaling(kind="linear", factor=4.0))
-    assert gap(linear.begin(Positions(ids=4 * ids), torch.float64), plain) < 1e-12
-    assert gap(linear.begin(Positions(ids=ids), torch.float64), plain) > 0.1
+    assert gap(linear.initial_state(Positions(ids=4 * ids), torch.float64), plain) < 1e-12
+    assert gap(linear.initial_state(Positions(ids=ids), torch.float64), plain) > 0.1
 
 
 @pytest.mark.parametrize("is_complex", [False, True])
 def test_spread_of_the_weights_at_the_start(is_complex):
-    """In units of 1 / sqrt(fan-in): H = 64 carried, G = 32 into the mixer, I = 128 out of it."""
+    """In units of 1 / sqrt(fan-in): H = 64 attended, G = 32 into the mixer, I = 128 out of it."""
     layer = make(init_scale=0.5, complex_mixing=is_complex).layer(0)
     layer.reset_parameters(0.02)
     for weight, expected in ((layer.carry, 0.5 / 8), (layer.mix_in, 32**-0.5), (layer.mix_out, 0.5 / 128**0.5)):

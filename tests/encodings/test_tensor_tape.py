@@ -23,7 +23,7 @@ def test_scores_as_equation_6(channels, components, init):
     encoding = make(channels=channels, components=components, init=init)
     layer = encoding.layer(0)
     ids = torch.tensor([[0, 4, 9]])
-    state = encoding.begin(Positions(ids=ids), torch.float64)
+    state = encoding.initial_state(Positions(ids=ids), torch.float64)
     blocks = 8 // channels
     e = state[0].unflatten(-1, (blocks, channels, components))
     q, k = torch.randn(1, 2, 3, 8, dtype=torch.float64), torch.randn(1, 2, 3, 8, dtype=torch.float64)
@@ -68,15 +68,15 @@ def test_orthogonal_equivariance_of_the_mixings(mix_over, monkeypatch):
     frequency by its own angle, is broken by the maximal form too; see the contract tests)."""
     model = build("tensor_tape", {"mix_over": mix_over})
     rotation = torch.linalg.qr(torch.randn(2, 2, dtype=torch.float64))[0]
-    begin = model.model.encoding.begin
+    initial_state = model.model.encoding.initial_state
     tokens = draw_tokens(1, 8)
     expected = model(tokens).logits
 
     def turned(positions, dtype):
-        state = begin(positions, dtype)
+        state = initial_state(positions, dtype)
         return (state.unflatten(-1, (-1, 2)) @ rotation).flatten(-2)
 
-    monkeypatch.setattr(model.model.encoding, "begin", turned)
+    monkeypatch.setattr(model.model.encoding, "initial_state", turned)
     difference = gap(model(tokens).logits, expected)
     assert (difference < 1e-10) == (mix_over != "heads+components")
 
@@ -85,7 +85,7 @@ def test_orthogonal_equivariance_of_the_mixings(mix_over, monkeypatch):
 def test_fourier_features_have_the_kernel_they_should(seed):
     """e_i e_j^T depends on i - j alone, and its diagonal is sum_r w^2 2 / R."""
     encoding = make(channels=2, components=6, init="fourier", seed=seed)
-    state = encoding.begin(Positions(ids=torch.tensor([[0, 5, 3, 8]])), torch.float64)[0, 0]
+    state = encoding.initial_state(Positions(ids=torch.tensor([[0, 5, 3, 8]])), torch.float64)[0, 0]
     e = state.unflatten(-1, (4, 2, 6))
     torch.testing.assert_close(e[0] @ e[1].mT, e[2] @ e[3].mT)
     torch.testing.assert_close(e[0].square().sum(-1), e[3].square().sum(-1))

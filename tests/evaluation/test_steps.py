@@ -12,10 +12,10 @@ from transformers import BloomConfig, BloomForCausalLM, DynamicCache, GPTJConfig
 from writing import prompts, write
 
 from cases import CASES, randomise
+from equitape.cuda_graph import CaptureError
 from equitape.evaluation import Subject, steps
 from equitape.evaluation.generate import write_tokens
 from equitape.evaluation.steps import FEWEST_TOKENS, Answers, Writer, choose_writing, reach, takes_steps
-from equitape.replay import CaptureError
 
 MODELS = {
     "llama": llama,

@@ -9,7 +9,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from cases import build, draw_tokens, gap
 from equitape.encodings.tape import AlignedLinear
-from equitape.model import views
+from equitape.model import masks
 
 pytestmark = [
     pytest.mark.gpu,
@@ -158,7 +158,7 @@ def test_block_masks_equal_dense_masks(case, kind, monkeypatch):
         inputs["attention_mask"][1, :70] = 0
     found = []
     for limit in (512, 10_000):
-        monkeypatch.setattr(views, "BLOCK_MASK_TOKENS", limit)
+        monkeypatch.setattr(masks, "BLOCK_MASK_TOKENS", limit)
         found.append(results(model, tokens, **inputs))
     assert max(relative_errors(*found)) < 1e-4
 

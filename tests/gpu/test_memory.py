@@ -42,7 +42,7 @@ def test_queries_and_keys_are_kept_once(trained, monkeypatch):
     model, tokens = trained
     lean = kept_bytes(model, tokens)
     monkeypatch.setattr(
-        "equitape.encodings.tape.turn", lambda query, key, field: (multiply(query, field), multiply(key, field))
+        "equitape.encodings.tape.apply_rotary", lambda query, key, field: (multiply(query, field), multiply(key, field))
     )
     heads = model.config.num_attention_heads + model.config.num_key_value_heads
     # the field of the first block needs no gradient
@@ -55,7 +55,7 @@ def test_the_field_is_kept_once(trained, monkeypatch):
     model, tokens = trained
     lean = kept_bytes(model, tokens)
     # a copy is not known to be the state, so rotation and update keep the state beside the widened value
-    monkeypatch.setattr(TapeLayer, "values", lambda layer, state: state.clone() if layer.carries else None)
+    monkeypatch.setattr(TapeLayer, "extra_values", lambda layer, state: state.clone() if layer.carries else None)
     # neither the first block, whose field needs no gradient, nor the last, which widens nothing
     blocks = model.config.num_hidden_layers - 2
     field = tokens.numel() * model.config.num_key_value_heads * model.config.head_dim * 2

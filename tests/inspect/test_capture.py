@@ -39,16 +39,16 @@ def test_encodings_without_a_state_for_every_token(case):
 
 
 @pytest.mark.parametrize("case", ["tape", "tape-options"])
-def test_mixing_matrices_and_carried_fields_make_the_next_state(case):
-    """The next layer's state from this layer's by the definition, with the carried field averaged by hand."""
+def test_mixing_matrices_and_attended_fields_make_the_next_state(case):
+    """The next layer's state from this layer's by the definition, with the attended field averaged by hand."""
     model = build(case, {"layers": "all", "normalize": False})
     tokens = draw_tokens(1, 9)
     records = records_of(model, tokens)
     for index in (0, 1):
         record, part = records[index], model.model.layers[index].self_attn.encoding
         heads = record.state.repeat_interleave(2, dim=0)
-        carried = torch.einsum("hnk,hkd->hnd", record.attention, heads)
-        state = update_field(record.state[None], carried[None], None, part.carry, None, None)[0]
+        attended = torch.einsum("hnk,hkd->hnd", record.attention, heads)
+        state = update_field(record.state[None], attended[None], None, part.carry, None, None)[0]
         z = torch.complex(*state.chunk(2, dim=-1))
         z = z + torch.einsum("ngh,hnm->gnm", record.mixing.to(z.dtype), z)
         assert gap(torch.cat((z.real, z.imag), dim=-1), records[index + 1].state) < 1e-12

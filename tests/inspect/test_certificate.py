@@ -83,24 +83,26 @@ def test_an_update_that_reads_the_future_is_found():
 
 
 def test_ids_that_start_anew_in_every_call_are_found():
-    def wrap(begin):
-        return lambda positions, dtype: begin(positions._replace(ids=positions.ids - positions.ids[:, :1]), dtype)
+    def wrap(initial_state):
+        return lambda positions, dtype: initial_state(
+            positions._replace(ids=positions.ids - positions.ids[:, :1]), dtype
+        )
 
-    found = broken("rope", "begin", wrap, "encoding")
+    found = broken("rope", "initial_state", wrap, "encoding")
     assert found["cache"] == "fail"
     assert (found["shift"], found["causality"]) == ("pass", "pass")
 
 
 def test_padding_that_is_counted_is_found():
-    def wrap(begin):
+    def wrap(initial_state):
         def counted(positions, dtype):
             index = torch.arange(positions.ids.shape[1])[None]
             ids = positions.ids if positions.valid is None else index
-            return begin(positions._replace(ids=ids * (1 + (positions.valid is not None))), dtype)
+            return initial_state(positions._replace(ids=ids * (1 + (positions.valid is not None))), dtype)
 
         return counted
 
-    found = broken("tape", "begin", wrap, "encoding")
+    found = broken("tape", "initial_state", wrap, "encoding")
     assert found["padding"] == "fail"
     assert all(found[name] == "pass" for name in ("shift", "rotation", "causality", "cache"))
 
@@ -108,10 +110,10 @@ def test_padding_that_is_counted_is_found():
 def test_states_that_depend_on_the_length_of_the_text_are_found():
     """Texts of one length do not show it: other tokens later on change nothing."""
 
-    def wrap(begin):
-        return lambda positions, dtype: begin(positions, dtype) * (1 + 0.1 * positions.ids.shape[1])
+    def wrap(initial_state):
+        return lambda positions, dtype: initial_state(positions, dtype) * (1 + 0.1 * positions.ids.shape[1])
 
-    found = broken("rope", "begin", wrap, "encoding")
+    found = broken("rope", "initial_state", wrap, "encoding")
     assert (found["causality"], found["cache"], found["padding"]) == ("fail", "fail", "fail")
     assert (found["shift"], found["rotation"]) == ("pass", "pass")
 
@@ -119,9 +121,9 @@ def test_states_that_depend_on_the_length_of_the_text_are_found():
 def test_padding_that_other_rows_feel_is_found():
     """The padded row itself is as it should be."""
 
-    def wrap(begin):
+    def wrap(initial_state):
         def leaking(positions, dtype):
-            state = begin(positions, dtype)
+            state = initial_state(positions, dtype)
             if positions.valid is None:
                 return state
             padding = (~positions.valid).sum(1)
@@ -129,7 +131,7 @@ def test_padding_that_other_rows_feel_is_found():
 
         return leaking
 
-    found = broken("rope", "begin", wrap, "encoding")
+    found = broken("rope", "initial_state", wrap, "encoding")
     assert found["padding"] == "fail"
     assert all(found[name] == "pass" for name in ("shift", "rotation", "causality", "cache"))
 
@@ -319,4 +321,4 @@ def test_the_model_is_left_as_it_was():
     model = build("tape").train()
     certify(model, 12)
     assert model.training
-    assert "begin" not in vars(model.model.encoding)
+    assert "initial_state" not in vars(model.model.encoding)

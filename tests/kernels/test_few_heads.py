@@ -93,18 +93,18 @@ def test_all_that_is_tuned(device, width, launched, monkeypatch):
     check_few(launched, make_inputs(groups=3, heads=4, dim=40, tokens=20), device, torch.bfloat16)
 
 
-@pytest.mark.parametrize("poisoned", ["slope", *OF_TOKENS])
+@pytest.mark.parametrize("poisoned", ["grad_output", *OF_TOKENS])
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_broken_token_stays_alone(device, poisoned, launched):
     """What is not a number, or infinite, in one token does not reach the gradients of another."""
     inputs = {name: cast(x, device, torch.bfloat16).detach() for name, x in make_inputs(tokens=21, dim=64).items()}
-    slope = torch.randn(inputs["field"].shape).to(device, torch.bfloat16)
-    whole = fused_gradients(slope, *inputs.values(), False, True)
-    tensor = slope if poisoned == "slope" else inputs[poisoned]
+    grad_output = torch.randn(inputs["field"].shape).to(device, torch.bfloat16)
+    whole = fused_gradients(grad_output, *inputs.values(), False, True)
+    tensor = grad_output if poisoned == "grad_output" else inputs[poisoned]
     axis = 1 if poisoned == "gate" else 2
     tensor.select(axis, 3)[0] = torch.nan
     tensor.select(axis, 10)[0] = torch.inf
-    broken = fused_gradients(slope, *inputs.values(), False, True)
+    broken = fused_gradients(grad_output, *inputs.values(), False, True)
     assert launched == ["few_heads_kernel", "sum_kernel"] * 2
     kept = [token for token in range(21) if token not in (3, 10)]
     seen = False

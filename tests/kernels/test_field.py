@@ -11,7 +11,7 @@ from equitape.kernels import reference, update_field
 from equitape.kernels.operator import fused_update
 
 pytestmark = needs_triton
-NAMES = ("field", "carried", "gate", "carry", "mix_in", "mix_out")
+NAMES = ("field", "attended", "gate", "carry", "mix_in", "mix_out")
 # what rounding of float32 alone explains, relative to the norm
 SLACK = {torch.float32: 1e-6, torch.bfloat16: 1e-4, torch.float16: 1e-5}
 both_backwards = pytest.mark.parametrize("few_heads", [False, True], ids=["matrix units", "few heads"], indirect=True)
@@ -46,10 +46,10 @@ def make_inputs(
 
     complexity = (2,) if parts == 2 else ()
     # as the model has it: a slice of [B, N, H, 2D]
-    carried = draw(batch, tokens, heads, 2 * dim)[..., dim:].transpose(1, 2)
+    attended = draw(batch, tokens, heads, 2 * dim)[..., dim:].transpose(1, 2)
     return {
         "field": draw(batch, groups, tokens, dim),
-        "carried": carried if carry else None,
+        "attended": attended if carry else None,
         "gate": draw(batch, tokens, gates) if mix else None,
         "carry": draw(*complexity, groups, heads, scale=heads**-0.5) if carry else None,
         "mix_in": draw(*complexity, gates, groups, scale=groups**-0.5) if mix else None,
@@ -71,16 +71,16 @@ def run(
     dtype: torch.dtype,
     normalize: bool = False,
     *,
-    slope: Tensor,
+    grad_output: Tensor,
     frozen: tuple[str, ...] = (),
 ) -> dict[str, Tensor]:
-    """The result and the gradients of the inputs, in float64 on CPU; slope is the gradient of the result."""
+    """The result and the gradients of the inputs, in float64 on CPU; grad_output is the gradient of the result."""
     leaves = {name: None if x is None else cast(x, device, dtype) for name, x in inputs.items()}
     for name in frozen:
         leaves[name].requires_grad_(False)
     result = function(*leaves.values(), normalize)
     assert result.dtype == dtype
-    result.backward(slope.to(device, dtype))
+    result.backward(grad_output.to(device, dtype))
     assert all(leaves[name].grad is None for name in frozen)
     trained = {name: leaf.grad for name, leaf in leaves.items() if leaf is not None and name not in frozen}
     found = {"result": result} | trained
@@ -97,10 +97,10 @@ def check(
     """The twice-rule, for the result and every gradient."""
     batch = max(x.shape[0] for name, x in inputs.items() if x is not None and name in NAMES[:3])
     shape = (batch, *inputs["field"].shape[1:])
-    slope = torch.randn(shape, generator=torch.Generator().manual_seed(1)).bfloat16()
-    exact = run(reference.update_field, inputs, "cpu", torch.float64, normalize, slope=slope, frozen=frozen)
-    plain = run(reference.update_field, inputs, device, dtype, normalize, slope=slope, frozen=frozen)
-    fused = run(update_field, inputs, device, dtype, normalize, slope=slope, frozen=frozen)
+    grad_output = torch.randn(shape, generator=torch.Generator().manual_seed(1)).bfloat16()
+    exact = run(reference.update_field, inputs, "cpu", torch.float64, normalize, grad_output=grad_output, frozen=frozen)
+    plain = run(reference.update_field, inputs, device, dtype, normalize, grad_output=grad_output, frozen=frozen)
+    fused = run(update_field, inputs, device, dtype, normalize, grad_output=grad_output, frozen=frozen)
     assert fused.keys() == exact.keys()
     for name, truth in exact.items():
         assert fused[name].shape == truth.shape
@@ -176,13 +176,13 @@ def test_field_shared_by_the_batch(device):
 @both_backwards
 @pytest.mark.parametrize("device", DEVICES)
 def test_expanded_and_strided(device):
-    """Fields of stride zero over batch or heads, and fields, gates and slopes whose axes lie in any order."""
+    """Fields of stride zero over batch or heads, and fields, gates and grad_outputs whose axes lie in any order."""
     inputs = {name: cast(x, device, torch.float32).detach() for name, x in make_inputs(groups=3, heads=3).items()}
     expanded = dict(inputs, field=inputs["field"][:1, :1].expand(2, 3, -1, -1))
     odd = dict(
         inputs,
         field=inputs["field"].permute(3, 1, 0, 2).contiguous().permute(2, 1, 3, 0),
-        carried=inputs["carried"].repeat_interleave(2, dim=-1)[..., ::2],
+        attended=inputs["attended"].repeat_interleave(2, dim=-1)[..., ::2],
         gate=inputs["gate"].repeat_interleave(2, dim=-1)[..., ::2],
         carry=inputs["carry"].T.contiguous().T,
         mix_in=inputs["mix_in"].T.contiguous().T,
@@ -221,9 +221,9 @@ def test_only_wanted_gradients(device):
 def test_runs_are_equal(device):
     """Sums over tokens have a fixed order: gradients repeat bit by bit."""
     inputs = make_inputs(tokens=33)
-    slope = torch.randn(inputs["field"].shape)
-    first = run(update_field, inputs, device, torch.bfloat16, slope=slope)
-    second = run(update_field, inputs, device, torch.bfloat16, slope=slope)
+    grad_output = torch.randn(inputs["field"].shape)
+    first = run(update_field, inputs, device, torch.bfloat16, grad_output=grad_output)
+    second = run(update_field, inputs, device, torch.bfloat16, grad_output=grad_output)
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
@@ -243,8 +243,8 @@ def test_a_broken_token_stays_alone(device):
 def test_autocast(device):
     """As the plain version under autocast: products in bfloat16, the float32 field and weights keep their dtype."""
     inputs = make_inputs(tokens=9)
-    slope = torch.randn(inputs["field"].shape, generator=torch.Generator().manual_seed(2)).bfloat16().double()
-    exact = run(reference.update_field, inputs, "cpu", torch.float64, slope=slope)
+    grad_output = torch.randn(inputs["field"].shape, generator=torch.Generator().manual_seed(2)).bfloat16().double()
+    exact = run(reference.update_field, inputs, "cpu", torch.float64, grad_output=grad_output)
 
     def under_autocast(function):
         def call(*arguments):
@@ -253,8 +253,8 @@ def test_autocast(device):
 
         return call
 
-    plain = run(under_autocast(reference.update_field), inputs, device, torch.float32, slope=slope)
-    fused = run(under_autocast(update_field), inputs, device, torch.float32, slope=slope)
+    plain = run(under_autocast(reference.update_field), inputs, device, torch.float32, grad_output=grad_output)
+    fused = run(under_autocast(update_field), inputs, device, torch.float32, grad_output=grad_output)
     for name, truth in exact.items():
         assert (fused[name] - truth).norm() <= 2 * (plain[name] - truth).norm() + 1e-6 * truth.norm(), name
 
@@ -273,10 +273,10 @@ def test_opcheck(device, parts, normalize):
 @pytest.mark.parametrize("device", DEVICES)
 def test_compiled(device):
     inputs = make_inputs()
-    slope = torch.randn(inputs["field"].shape)
+    grad_output = torch.randn(inputs["field"].shape)
     compiled = torch.compile(update_field, fullgraph=True, backend="aot_eager")
-    eager = run(update_field, inputs, device, torch.float32, slope=slope)
-    traced = run(compiled, inputs, device, torch.float32, slope=slope)
+    eager = run(update_field, inputs, device, torch.float32, grad_output=grad_output)
+    traced = run(compiled, inputs, device, torch.float32, grad_output=grad_output)
     assert all(torch.equal(eager[name], traced[name]) for name in eager)
 
 
@@ -285,9 +285,9 @@ def test_compiled_for_any_length(device):
     compiled = torch.compile(update_field, fullgraph=True, backend="aot_eager", dynamic=True)
     for tokens in (5, 7, 12):
         inputs = make_inputs(tokens=tokens)
-        slope = torch.randn(inputs["field"].shape)
-        eager = run(update_field, inputs, device, torch.float32, slope=slope)
-        traced = run(compiled, inputs, device, torch.float32, slope=slope)
+        grad_output = torch.randn(inputs["field"].shape)
+        eager = run(update_field, inputs, device, torch.float32, grad_output=grad_output)
+        traced = run(compiled, inputs, device, torch.float32, grad_output=grad_output)
         assert all(torch.equal(eager[name], traced[name]) for name in eager)
 
 
@@ -299,9 +299,9 @@ def test_checkpointed(device, use_reentrant):
         return torch.utils.checkpoint.checkpoint(update_field, *arguments, use_reentrant=use_reentrant)
 
     inputs = make_inputs()
-    slope = torch.randn(inputs["field"].shape)
-    kept = run(update_field, inputs, device, torch.float32, slope=slope)
-    recomputed = run(checkpointed, inputs, device, torch.float32, slope=slope)
+    grad_output = torch.randn(inputs["field"].shape)
+    kept = run(update_field, inputs, device, torch.float32, grad_output=grad_output)
+    recomputed = run(checkpointed, inputs, device, torch.float32, grad_output=grad_output)
     assert all(torch.equal(kept[name], recomputed[name]) for name in kept)
 
 

@@ -20,18 +20,18 @@ SIZES = [
 
 
 def token_inputs(width: int = 48, **sizes):
-    """In float64: field, carried, features, gate_weight, carry, mix_in, mix_out."""
+    """In float64: field, attended, features, gate_weight, carry, mix_in, mix_out."""
     inputs = make_inputs(tokens=1, **sizes)
     generator = torch.Generator().manual_seed(3)
     batch, gates = inputs["field"].shape[0], inputs["mix_in"].shape[-2]
     features = torch.randn(batch, 1, width, generator=generator).bfloat16().double()
     weight = (torch.randn(gates, width, generator=generator) * width**-0.5).bfloat16().double()
-    return [inputs["field"], inputs["carried"], features, weight, *(inputs[n] for n in ("carry", "mix_in", "mix_out"))]
+    return [inputs["field"], inputs["attended"], features, weight, *(inputs[n] for n in ("carry", "mix_in", "mix_out"))]
 
 
-def plainly(field, carried, features, gate_weight, *weights):
+def plainly(field, attended, features, gate_weight, *weights):
     *weights, normalize = weights
-    return reference.update_field(field, carried, features @ gate_weight.T, *weights, normalize)
+    return reference.update_field(field, attended, features @ gate_weight.T, *weights, normalize)
 
 
 def moved(inputs, device, dtype):
@@ -66,10 +66,10 @@ def test_without_carrying_and_with_a_field_shared_by_the_batch(device):
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_strided(device):
-    field, carried, features, weight, carry, mix_in, mix_out = moved(token_inputs(), device, torch.float32)
+    field, attended, features, weight, carry, mix_in, mix_out = moved(token_inputs(), device, torch.float32)
     odd = [
         field.permute(3, 1, 0, 2).contiguous().permute(2, 1, 3, 0),
-        carried,
+        attended,
         features.repeat_interleave(2, dim=-1)[..., ::2],
         weight.T.contiguous().T,
         carry.T.contiguous().T,
@@ -78,7 +78,7 @@ def test_strided(device):
     ]
     with torch.no_grad():
         torch.testing.assert_close(
-            update_token(*odd), plainly(field, carried, features, weight, carry, mix_in, mix_out, False)
+            update_token(*odd), plainly(field, attended, features, weight, carry, mix_in, mix_out, False)
         )
 
 

@@ -39,9 +39,11 @@ def test_dropped_weights_are_the_same_for_token_and_field(implementation):
     sums, fields = [], []
     with torch.no_grad():
         attention.v_proj.register_forward_hook(lambda module, inputs, output: torch.ones_like(output))
-        attention.encoding.values = lambda state: torch.ones_like(state)
+        attention.encoding.extra_values = lambda state: torch.ones_like(state)
         attention.o_proj.register_forward_pre_hook(lambda module, inputs: sums.append(inputs[0]))
-        attention.encoding.update = lambda state, carried, attended, fed: fields.append(carried) or state
+        attention.encoding.update = lambda state, attended_state, normed_hidden, mlp_output: (
+            fields.append(attended_state) or state
+        )
         model(draw_tokens(2, 24), use_cache=False)
     token_sums = sums[0].unflatten(-1, (model.config.num_attention_heads, -1)).transpose(1, 2)
     assert gap(token_sums, fields[0]) < 1e-12

@@ -8,7 +8,7 @@ from transformers import DynamicCache
 from cases import build, draw_tokens, tiny_config
 from equitape import EquitapeConfig, EquitapeForCausalLM
 from equitape.encodings import Positions
-from equitape.model.attention import AttentionView, attend
+from equitape.model.attention import AttentionMask, attend
 
 TOKENS = draw_tokens(2, 6)
 
@@ -112,4 +112,4 @@ def test_dropout_with_flex_attention():
     mask = create_block_mask(lambda b, h, q, k: q >= k, None, None, 6, 6, device="cpu")
     heads = torch.zeros(2, 4, 6, 8)
     with pytest.raises(ValueError, match="no dropout"):
-        attend(attention, heads, heads, heads, None, Positions(torch.arange(6)[None]), AttentionView(mask, None), 1.0)
+        attend(attention, heads, heads, heads, None, Positions(torch.arange(6)[None]), AttentionMask(mask, None), 1.0)

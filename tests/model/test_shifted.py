@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.nn.attention.flex_attention import BlockMask
 
+import equitape.model.masks as masks
 import equitape.model.modeling as modeling
-import equitape.model.views as views
 from cases import build, draw_tokens, gap
 from equitape import EquitapeConfig
 from equitape.model.backends import attend_in_halves, eager_attention
@@ -113,15 +113,15 @@ def test_block_masks_see_the_same(heads, monkeypatch):
     query = torch.randn(2, heads[0], 150, 16)
     key, value = torch.randn(2, heads[1], 150, 16), torch.randn(2, heads[1], 150, 32)
     config = build("rope", num_attention_heads=heads[0], num_key_value_heads=heads[1], head_dim=16).config
-    monkeypatch.setattr(views, "prefers_blocks", lambda config, x: True)
+    monkeypatch.setattr(masks, "prefers_blocks", lambda config, x: True)
     x = torch.zeros(2, 150, 32)
     # plain rows would need no mask
     segments = torch.arange(150) // 90
-    positions = views.build_positions(build("rope").model.encoding, x, None, None, segments[None], None)
-    view = views.build_views(config, build("rope").model.encoding, x, None, positions, None, 40)["full_attention"]
-    assert isinstance(view.mask, BlockMask)
-    assert isinstance(view.shifted, BlockMask)
-    found = attend_in_halves(query, key, value, view.mask, view.shifted, 0.25)
+    positions = masks.build_positions(build("rope").model.encoding, x, None, None, segments[None], None)
+    mask = masks.build_masks(config, build("rope").model.encoding, x, None, positions, None, 40)["full_attention"]
+    assert isinstance(mask.mask, BlockMask)
+    assert isinstance(mask.shifted, BlockMask)
+    found = attend_in_halves(query, key, value, mask.mask, mask.shifted, 0.25)
     expected, _ = eager_attention(
         torch.nn.Module(), query, key, value, oracle_mask(heads[0], 150, 40, segments)[None], 0.25
     )
@@ -137,16 +137,16 @@ def test_groups_as_rows_see_the_same(heads, tokens, size, monkeypatch):
         num_key_value_heads=heads[1], head_dim=8,
     ).train()  # fmt: skip
     ids = draw_tokens(2, tokens)
-    found, views_seen = [], []
+    found, masks_seen = [], []
     monkeypatch.setattr(
-        modeling, "build_views", lambda *args: views_seen.append(views.build_views(*args)) or views_seen[-1]
+        modeling, "build_masks", lambda *args: masks_seen.append(masks.build_masks(*args)) or masks_seen[-1]
     )
     for implementation in ("sdpa", "eager"):
         model.set_attn_implementation(implementation)
         logits = model(ids, use_cache=False).logits
         found.append((logits, *torch.autograd.grad(logits.square().sum(), list(model.parameters()))))
     assert all(gap(*pair) < 1e-9 * (1 + pair[1].abs().max()) for pair in zip(*found, strict=True))
-    assert [view["full_attention"].group_size for view in views_seen] == [size, None]
+    assert [mask["full_attention"].group_size for mask in masks_seen] == [size, None]
 
 
 def test_compiled_for_any_length():

@@ -71,15 +71,15 @@ class PaperLayout(nn.Module):
             for project in (attention.q_proj, attention.k_proj, attention.v_proj)
         )
         query, key = turn(query, cos, sin), turn(key, cos, sin)
-        output, carried_cos, carried_sin = (
+        output, attended_cos, attended_sin = (
             attend(query, key, columns, self.part.scaling) for columns in (value, cos, sin)
         )
         attended = self.part.finish(hidden, attention.o_proj(output.transpose(1, 2).flatten(2)))
         gate = nn.functional.silu(self.layer.gate(attended)).transpose(1, 2)[..., None]
-        return attended, self._update(cos, carried_cos, gate), self._update(sin, carried_sin, gate)
+        return attended, self._update(cos, attended_cos, gate), self._update(sin, attended_sin, gate)
 
-    def _update(self, state: Tensor, carried: Tensor, gate: Tensor) -> Tensor:
-        """state: [B, G, N, D]; carried: [B, H, N, D]; gate: [B, I, N, 1]."""
-        state = state + torch.einsum("gh,bhnd->bgnd", self.layer.carry, carried)
+    def _update(self, state: Tensor, attended_state: Tensor, gate: Tensor) -> Tensor:
+        """state: [B, G, N, D]; attended_state: [B, H, N, D]; gate: [B, I, N, 1]."""
+        state = state + torch.einsum("gh,bhnd->bgnd", self.layer.carry, attended_state)
         up = torch.einsum("ig,bgnd->bind", self.layer.mix_in, state)
         return state + torch.einsum("gi,bind->bgnd", self.layer.mix_out, gate * up)

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from ..model.attention import EquitapeAttention
 from ..model.block import EquitapeDecoderLayer
+from ..model.masks import build_masks, build_positions
 from ..model.modeling import EquitapeModel
-from ..model.views import build_positions, build_views
 from .shapes import Shape
 
 
@@ -60,23 +60,25 @@ class AttentionPart(nn.Module):
             self.input_size = queries + 2 * keys
 
     @torch.no_grad()
-    def begin(self, hidden: Tensor) -> Tensor | None:
-        """Work out, as the model does once for all its layers, positions and views; returns the first state."""
+    def initial_state(self, hidden: Tensor) -> Tensor | None:
+        """Work out, as the model does once for all its layers, positions and masks; returns the first state."""
         positions = build_positions(self.encoding, hidden, None, None, None, None)
-        views = build_views(self.config, self.encoding, hidden, None, positions, None)
-        self.view = next(iter(views.values()))
+        masks = build_masks(self.config, self.encoding, hidden, None, positions, None)
+        self.attention_mask = next(iter(masks.values()))
         self.positions = self.encoding("map_ids", positions, hidden.shape[0])
-        return self.encoding("begin", self.positions, hidden.dtype)
+        return self.encoding("initial_state", self.positions, hidden.dtype)
 
     def finish(self, hidden: Tensor, output: Tensor) -> Tensor:
         """What the rest of the block reads of attention's output [B, N, C]."""
         return output if self.norm is None else self.norm(hidden + output)
 
     def forward(self, hidden: Tensor, state: Tensor | None) -> tuple[Tensor, ...]:
-        output, _, carried, state = self.attention(hidden, state, self.positions, self.view, self.scaling)
+        output, _, attended_state, state = self.attention(
+            hidden, state, self.positions, self.attention_mask, self.scaling
+        )
         attended = self.finish(hidden, output)
         if not self.updates:
             return (attended,)
-        updated = self.attention.encoding("update", state, carried, attended, attended)
+        updated = self.attention.encoding("update", state, attended_state, attended, attended)
         assert updated is not None
         return attended, updated

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from transformers import StaticCache
 
+from ..cuda_graph import CaptureError, capture
 from ..encodings import LayerEncoding
 from ..model import EquitapeForCausalLM
-from ..replay import CaptureError, capture
 from .paper_layout import PaperLayout, join_gradient, join_state, split_state
 from .parts import AttentionPart
 from .shapes import PAPER, PARTS, Shape
@@ -129,11 +129,11 @@ def _part(case: Case, variant: Variant, projections: bool) -> Path:
     _cast(part, case, variant)
     torch.manual_seed(case.seed + 1)
     hiddens = [_draw(case, variant, case.batch, case.length, part.input_size) for _ in range(case.input_sets)]
-    start = part.begin(hiddens[0])
+    start = part.initial_state(hiddens[0])
     inputs: list[tuple[Tensor | None, ...]] = []
-    slopes: list[list[Tensor]] = []
+    grad_outputs: list[list[Tensor]] = []
     for hidden in hiddens:
-        slopes.append([_draw(case, variant, case.batch, case.length, case.shape.hidden_size)])
+        grad_outputs.append([_draw(case, variant, case.batch, case.length, case.shape.hidden_size)])
         if not part.updates:
             inputs.append((hidden.requires_grad_(backward), start))
             continue
@@ -141,11 +141,11 @@ def _part(case: Case, variant: Variant, projections: bool) -> Path:
         # as in the middle of a model: of every token its own, and trained through
         full = (case.batch, *start.shape[1:])
         state = (start + 0.3 * torch.randn(full)).to(case.dtype).to(variant.dtype)
-        slope = _draw(case, variant, *full)
+        grad_output = _draw(case, variant, *full)
         states = split_state(state) if in_layout else (state,)
         inputs.append(tuple(each.requires_grad_(backward) for each in (hidden, *states)))
-        # the paper's layout holds every number twice, so each copy gets half of the slope
-        slopes[-1] += [each / 2 for each in split_state(slope)] if in_layout else [slope]
+        # the paper's layout holds every number twice, so each copy gets half of the gradient
+        grad_outputs[-1] += [each / 2 for each in split_state(grad_output)] if in_layout else [grad_output]
     function = _compile(PaperLayout(part) if in_layout else part, variant)
     num_parameters = len(list(part.parameters()))
 
@@ -155,7 +155,7 @@ def _part(case: Case, variant: Variant, projections: bool) -> Path:
 
     def both(index: int) -> tuple[tuple[Tensor, ...], list[Tensor]]:
         results = function(*inputs[index])
-        torch.autograd.backward(results, slopes[index])
+        torch.autograd.backward(results, grad_outputs[index])
         leaves = (inputs[index][0], *part.parameters(), *inputs[index][1:])
         gradients = [each.grad for each in leaves if each is not None and each.grad is not None]
         for each in leaves:

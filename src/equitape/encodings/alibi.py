@@ -48,7 +48,7 @@ class ALiBi(PositionalEncoding):
     idea = "a penalty linear in distance, a fixed slope for each head"
     adds_bias = True
 
-    def begin(self, positions: Positions, dtype: torch.dtype) -> Tensor:
+    def initial_state(self, positions: Positions, dtype: torch.dtype) -> Tensor:
         return slopes(self.geometry.num_heads, positions.ids.device)
 
     def layer(self, index: int) -> LayerEncoding:

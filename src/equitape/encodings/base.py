@@ -23,6 +23,10 @@ ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 """FlexAttention's form of a bias: (score, batch, head, query index, key index) -> score."""
 
 
+RENAMED_HOOKS = {"begin": "initial_state", "values": "extra_values"}
+"""Hooks of version 0.1: an encoding that still defines one would otherwise silently do without it."""
+
+
 class HookedModule(nn.Module):
     """A module of several entrances: `module("hook", ...)` runs `module.hook(...)`.
 
@@ -33,6 +37,12 @@ class HookedModule(nn.Module):
     def forward(self, hook: str, *inputs: Any) -> Any:
         """Run a hook."""
         return getattr(self, hook)(*inputs)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for old, new in RENAMED_HOOKS.items():
+            if old in vars(cls):
+                raise TypeError(f"{cls.__name__} defines the hook {old!r}, which is now called {new!r}; rename it.")
 
     def reset_parameters(self, std: float) -> None:
         """Initialise bare parameters (submodules such as nn.Linear are initialised by the model)."""
@@ -45,7 +55,7 @@ class LayerEncoding(HookedModule):
         """Bring positions into query [B, H, N, D] and key [B, G, N, D]; the key is cached as returned."""
         return query, key
 
-    def values(self, state: Tensor | None) -> Tensor | None:
+    def extra_values(self, state: Tensor | None) -> Tensor | None:
         """Columns [B, G, N, E] that ride along with the value through attention; None for none."""
         return None
 
@@ -63,11 +73,13 @@ class LayerEncoding(HookedModule):
         """The same bias for FlexAttention, for encodings that list it among their backends."""
         return None
 
-    def update(self, state: Tensor | None, carried: Tensor | None, attended: Tensor, fed: Tensor) -> Tensor | None:
+    def update(
+        self, state: Tensor | None, attended_state: Tensor | None, normed_hidden: Tensor, mlp_output: Tensor
+    ) -> Tensor | None:
         """The state of the next block.
 
-        carried: [B, H, N, E], the attention average of `values`; attended: [B, N, C], the normalised token features
-        after attention (the input of the feed-forward part); fed: [B, N, C], its output.
+        attended_state: [B, H, N, E], the attention average of `extra_values`; normed_hidden: [B, N, C], the normalised
+        hidden states after attention, which the feed-forward layer reads; mlp_output: [B, N, C], what it returns.
         """
         return state
 
@@ -87,7 +99,7 @@ class PositionalEncoding(HookedModule):
     """Whether adding one number to all ids leaves the outputs as they are."""
     needs_even_head_dim: ClassVar[bool] = False
     needs_extent: bool = False
-    """Whether `begin` reads `positions.origin` or `positions.span`."""
+    """Whether `initial_state` reads `positions.origin` or `positions.span`."""
     has_field: ClassVar[bool] = False
     """Whether the state is a field of phasors [B, G, N, D] that a user may look at."""
 
@@ -136,7 +148,7 @@ class PositionalEncoding(HookedModule):
         """Add to the token embeddings [B, N, C]."""
         return x
 
-    def begin(self, positions: Positions, dtype: torch.dtype) -> Tensor | None:
+    def initial_state(self, positions: Positions, dtype: torch.dtype) -> Tensor | None:
         """The state handed to the first block, in the model's dtype."""
         return None
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..kernels import turn_gradients
+from ..kernels import apply_rotary_backward
 
 
 def phasors(ids: Tensor, frequencies: Tensor, dtype: torch.dtype) -> Tensor:
@@ -50,7 +50,7 @@ def multiply(x: Tensor, phasor: Tensor) -> Tensor:
     return product if product.dtype == x.dtype else product.to(x.dtype)
 
 
-def turn(query: Tensor, key: Tensor, field: Tensor) -> tuple[Tensor, Tensor]:
+def apply_rotary(query: Tensor, key: Tensor, field: Tensor) -> tuple[Tensor, Tensor]:
     """Queries [B, H, N, D] and keys [B, G, N, D] times the field [B or 1, G, N, D] of their head.
 
     Through a field that is trained, less is kept for the backward pass than `multiply` keeps: attention keeps turned
@@ -59,10 +59,10 @@ def turn(query: Tensor, key: Tensor, field: Tensor) -> tuple[Tensor, Tensor]:
     if not (torch.is_grad_enabled() and field.requires_grad):
         return multiply(query, field), multiply(key, field)
     # autograd sums the gradient of a field shared by the batch
-    return _Turn.apply(query, key, field.expand(query.shape[0], -1, -1, -1))
+    return _ApplyRotary.apply(query, key, field.expand(query.shape[0], -1, -1, -1))
 
 
-class _Turn(torch.autograd.Function):
+class _ApplyRotary(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, field: Tensor) -> tuple[Tensor, Tensor]:
         query, key = multiply(query, field), multiply(key, field)
@@ -70,5 +70,5 @@ class _Turn(torch.autograd.Function):
         return query, key
 
     @staticmethod
-    def backward(ctx: Any, query_slope: Tensor, key_slope: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return turn_gradients(query_slope, key_slope, *ctx.saved_tensors)
+    def backward(ctx: Any, grad_query: Tensor, grad_key: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return apply_rotary_backward(grad_query, grad_key, *ctx.saved_tensors)

@@ -80,7 +80,7 @@ class RandPE(PositionalEncoding):
         draw = torch.rand(batch_size, reach, device=positions.ids.device).argsort(-1)[:, :num_tokens]
         return positions._replace(ids=draw.sort(-1).values)
 
-    def begin(self, positions: Positions, dtype: torch.dtype) -> Tensor:
+    def initial_state(self, positions: Positions, dtype: torch.dtype) -> Tensor:
         frequencies = inverse_frequencies(self.geometry.head_dim, self.options.theta, Scaling(), positions.ids.device)
         return phasors(positions.ids, frequencies, dtype)
 

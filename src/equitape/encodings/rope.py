@@ -63,7 +63,7 @@ class RoPE(PositionalEncoding):
     def score_scale(self) -> float:
         return softmax_scale(self.options.scaling)
 
-    def begin(self, positions: Positions, dtype: torch.dtype) -> Tensor:
+    def initial_state(self, positions: Positions, dtype: torch.dtype) -> Tensor:
         frequencies = inverse_frequencies(
             self.geometry.head_dim, self.options.theta, self.options.scaling, positions.ids.device, positions.span
         )

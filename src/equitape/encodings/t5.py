@@ -80,7 +80,7 @@ class T5(PositionalEncoding):
     def reset_parameters(self, std: float) -> None:
         nn.init.normal_(self.table, std=std)
 
-    def begin(self, positions: Positions, dtype: torch.dtype) -> Tensor:
+    def initial_state(self, positions: Positions, dtype: torch.dtype) -> Tensor:
         return self.table
 
     def layer(self, index: int) -> LayerEncoding:

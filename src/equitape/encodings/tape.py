@@ -25,7 +25,7 @@ from ..registry import describe_choices
 from .base import LayerEncoding, PositionalEncoding, register_encoding
 from .frequencies import Scaling, check_rotary, inverse_frequencies, position_dtype, softmax_scale
 from .options import Geometry, Options
-from .phasors import multiply, phasors, turn
+from .phasors import apply_rotary, multiply, phasors
 from .positions import Positions
 
 INITS = ("rope", "fourier")
@@ -156,25 +156,27 @@ class TapeLayer(LayerEncoding):
 
     def rotate(self, query: Tensor, key: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
         assert state is not None
-        return turn(query, key, state)
+        return apply_rotary(query, key, state)
 
-    def values(self, state: Tensor | None) -> Tensor | None:
+    def extra_values(self, state: Tensor | None) -> Tensor | None:
         return state if self.carries else None
 
-    def update(self, state: Tensor | None, carried: Tensor | None, attended: Tensor, fed: Tensor) -> Tensor | None:
+    def update(
+        self, state: Tensor | None, attended_state: Tensor | None, normed_hidden: Tensor, mlp_output: Tensor
+    ) -> Tensor | None:
         assert state is not None
         if not (self.carries or self.mixes):
             return state
         carry = self.carry if self.carries else None
         if not self.mixes:
-            return update_field(state, carried, None, carry, None, None, normalize=self.options.normalize)
-        features = attended if self.options.source == "attention" else fed
+            return update_field(state, attended_state, None, carry, None, None, normalize=self.options.normalize)
+        features = normed_hidden if self.options.source == "attention" else mlp_output
         mixing = (carry, self.mix_in, self.mix_out)
         # a gate that was replaced, by a quantised one or one with LoRA, knows itself what it computes
         if type(self.gate) is AlignedLinear and fuses_token(state, features, self.gate.weight):
             weight = self.gate.weight
-            return update_token(state, carried, features, weight, *mixing, normalize=self.options.normalize)
-        return update_field(state, carried, self.gate(features), *mixing, normalize=self.options.normalize)
+            return update_token(state, attended_state, features, weight, *mixing, normalize=self.options.normalize)
+        return update_field(state, attended_state, self.gate(features), *mixing, normalize=self.options.normalize)
 
 
 @register_encoding("tape")
@@ -201,7 +203,7 @@ class Tape(PositionalEncoding):
         blocks = updating_blocks(self.options.layers, self.geometry) if self.options.attention_update else set()
         return [self.geometry.head_dim if index in blocks else 0 for index in range(self.geometry.num_layers)]
 
-    def begin(self, positions: Positions, dtype: torch.dtype) -> Tensor:
+    def initial_state(self, positions: Positions, dtype: torch.dtype) -> Tensor:
         dim, groups = self.geometry.head_dim, self.geometry.num_kv_heads
         device = positions.ids.device
         if self.options.init == "rope":

@@ -117,19 +117,21 @@ class TensorTapeLayer(LayerEncoding):
         tensors = self._unfold(state)
         return self._contract(query, tensors), self._contract(key, tensors)
 
-    def values(self, state: Tensor | None) -> Tensor | None:
+    def extra_values(self, state: Tensor | None) -> Tensor | None:
         return state if self.carries else None
 
-    def update(self, state: Tensor | None, carried: Tensor | None, attended: Tensor, fed: Tensor) -> Tensor | None:
+    def update(
+        self, state: Tensor | None, attended_state: Tensor | None, normed_hidden: Tensor, mlp_output: Tensor
+    ) -> Tensor | None:
         assert state is not None
         if self.carries:
-            assert carried is not None
-            state = state + torch.einsum("gh,bhne->bgne", self.carry, carried)
+            assert attended_state is not None
+            state = state + torch.einsum("gh,bhne->bgne", self.carry, attended_state)
         if self.mixes:
-            psi = nn.functional.silu(self.gate(attended))
+            psi = nn.functional.silu(self.gate(normed_hidden))
             axes = MIXINGS[self.options.mix_over]
             rest = [axis for axis in "gmlr" if axis not in axes]
-            tensors = self._unfold(state.expand(attended.shape[0], -1, -1, -1))
+            tensors = self._unfold(state.expand(normed_hidden.shape[0], -1, -1, -1))
             mixed = torch.einsum(f"bgnmlr->bn{axes}{''.join(rest)}", tensors)
             shape = mixed.shape
             mixed = mixed.flatten(2, 1 + len(axes)).flatten(3)
@@ -172,7 +174,7 @@ class TensorTape(PositionalEncoding):
         width = self.geometry.head_dim * self.options.components if self.options.attention_update else 0
         return [width if self._updates(index) else 0 for index in range(self.geometry.num_layers)]
 
-    def begin(self, positions: Positions, dtype: torch.dtype) -> Tensor:
+    def initial_state(self, positions: Positions, dtype: torch.dtype) -> Tensor:
         device = positions.ids.device
         exact = position_dtype(device)
         if self.options.init == "rope":

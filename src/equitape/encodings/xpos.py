@@ -64,7 +64,7 @@ class XPos(PositionalEncoding):
     needs_even_head_dim = True
     needs_extent = True
 
-    def begin(self, positions: Positions, dtype: torch.dtype) -> Tensor:
+    def initial_state(self, positions: Positions, dtype: torch.dtype) -> Tensor:
         assert positions.origin is not None
         options, dim = self.options, self.geometry.head_dim
         device = positions.ids.device

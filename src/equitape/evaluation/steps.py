@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import Cache, StaticCache, StoppingCriteria
 from transformers.cache_utils import StaticLayer
 
-from ..replay import CaptureError, capture
+from ..cuda_graph import CaptureError, capture
 from ..tasks.answers import aligned_length
 from ..tasks.perplexity import unwrap
 from .subject import Subject, Writing

@@ -71,7 +71,7 @@ def frozen_state(model: Any) -> Iterator[None]:
     with ExitStack() as stack:
         for part in parts:
             stack.enter_context(replaced_hook(part, "update", keep))
-            stack.enter_context(replaced_hook(part, "values", carry_nothing))
+            stack.enter_context(replaced_hook(part, "extra_values", carry_nothing))
         yield
 
 

@@ -341,12 +341,12 @@ def find_turn(encoding: PositionalEncoding) -> Callable[[Tensor], Tensor] | None
 
 
 def turned_start(encoding: PositionalEncoding, turn: Callable[[Tensor], Tensor]) -> AbstractContextManager[None]:
-    """Let an encoding begin with a turned state for a while."""
-    begin = encoding.begin
+    """Rotate an encoding's initial state while the context lasts."""
+    initial_state = encoding.initial_state
 
-    def begin_turned(positions: Positions, dtype: torch.dtype) -> Tensor:
-        state = begin(positions, dtype)
+    def rotated(positions: Positions, dtype: torch.dtype) -> Tensor:
+        state = initial_state(positions, dtype)
         assert state is not None
         return turn(state)
 
-    return replaced_hook(encoding, "begin", begin_turned)
+    return replaced_hook(encoding, "initial_state", rotated)

@@ -33,7 +33,7 @@ def phase_displacement(field: Tensor, start: Tensor) -> Tensor:
 def rotary_frequencies(encoding: PositionalEncoding, num_tokens: int) -> Tensor:
     """theta_m [M] in float64, read off the phasors that an encoding starts with at ids 0 and 1."""
     ids, span = torch.tensor([[0, 1]]), torch.tensor([[num_tokens]])
-    start = encoding.begin(Positions(ids=ids, origin=torch.zeros_like(span), span=span), torch.float64)
+    start = encoding.initial_state(Positions(ids=ids, origin=torch.zeros_like(span), span=span), torch.float64)
     assert start is not None
     first = as_complex(start[0])[0]
     return (first[0].conj() * first[1]).angle()

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from . import reference
-from .operator import fused_token_update, fused_turn_gradients, fused_update
+from .operator import fused_rotary_backward, fused_token_update, fused_update
 
-__all__ = ["fuses_token", "turn_gradients", "update_field", "update_token"]
+__all__ = ["apply_rotary_backward", "fuses_token", "update_field", "update_token"]
 
 CHOICES = ("auto", "reference", "triton")
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -30,7 +30,7 @@ _HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 def update_field(
     field: Tensor,
-    carried: Tensor | None,
+    attended: Tensor | None,
     gate: Tensor | None,
     carry: Tensor | None,
     mix_in: Tensor | None,
@@ -40,33 +40,33 @@ def update_field(
     """Update TAPE's field: z' = z + W_a c, then z'' = z' + W_2 diag(psi) W_1 z', then z'' / rms(z'') if asked.
 
     psi = silu(gate): inside, for one kernel less.
-    field: [B or 1, G, N, D]; carried: [B, H, N, D] with carry [G, H], or both None; gate: [B, N, I] with mix_in [I, G]
+    field: [B or 1, G, N, D]; attended: [B, H, N, D] with carry [G, H], or both None; gate: [B, N, I] with mix_in [I, G]
     and mix_out [G, I], or all None. Returns [B, G, N, D]. Complex weights have a leading axis of two.
     """
-    if carried is None or carry is None:
-        carried = carry = None
+    if attended is None or carry is None:
+        attended = carry = None
     if gate is None or mix_in is None or mix_out is None:
         gate = mix_in = mix_out = None
     choice = _choice()
     if choice == "reference" or (choice == "auto" and not field.is_cuda):
-        return reference.update_field(field, carried, gate, carry, mix_in, mix_out, normalize)
-    if carried is None and gate is None:
+        return reference.update_field(field, attended, gate, carry, mix_in, mix_out, normalize)
+    if attended is None and gate is None:
         # nothing to fuse
         return reference.update_field(field, None, None, None, None, None, normalize)
     num_gates = gate.shape[2] if gate is not None else 0
-    obstacle = _obstacle(field, carried, num_gates, gate, carry, mix_in, mix_out)
+    obstacle = _obstacle(field, attended, num_gates, gate, carry, mix_in, mix_out)
     if obstacle is not None:
         _refuse_if_demanded(choice, obstacle)
-        return reference.update_field(field, carried, gate, carry, mix_in, mix_out, normalize)
+        return reference.update_field(field, attended, gate, carry, mix_in, mix_out, normalize)
     if torch.is_autocast_enabled(field.device.type):
         # as the plain version under autocast: products in autocast's dtype, the field in its own
         dtype = torch.get_autocast_dtype(field.device.type)
-        carried = carried.to(dtype) if carried is not None else None
+        attended = attended.to(dtype) if attended is not None else None
         gate = gate.to(dtype) if gate is not None else None
-    batch = max(tensor.shape[0] for tensor in (field, carried, gate) if tensor is not None)
+    batch = max(tensor.shape[0] for tensor in (field, attended, gate) if tensor is not None)
     # autograd sums the gradient of a field shared by the batch
     field = field.expand(batch, -1, -1, -1)
-    return fused_update(field, carried, gate, carry, mix_in, mix_out, normalize)
+    return fused_update(field, attended, gate, carry, mix_in, mix_out, normalize)
 
 
 def fuses_token(field: Tensor, features: Tensor, gate_weight: Tensor) -> bool:
@@ -81,7 +81,7 @@ def fuses_token(field: Tensor, features: Tensor, gate_weight: Tensor) -> bool:
 
 def update_token(
     field: Tensor,
-    carried: Tensor | None,
+    attended: Tensor | None,
     features: Tensor,
     gate_weight: Tensor,
     carry: Tensor | None,
@@ -92,31 +92,31 @@ def update_token(
     """`update_field` for sequences of one token and gates of features [B, 1, C] times gate_weight [I, C], in one kernel
     where that takes such tensors. Without gradients.
     """
-    if carried is None or carry is None:
-        carried = carry = None
-    obstacle = _obstacle(field, carried, gate_weight.shape[0], features, gate_weight, carry, mix_in, mix_out)
+    if attended is None or carry is None:
+        attended = carry = None
+    obstacle = _obstacle(field, attended, gate_weight.shape[0], features, gate_weight, carry, mix_in, mix_out)
     if obstacle is not None:
         gate = torch.nn.functional.linear(features, gate_weight)
-        return update_field(field, carried, gate, carry, mix_in, mix_out, normalize)
+        return update_field(field, attended, gate, carry, mix_in, mix_out, normalize)
     field = field.expand(features.shape[0], -1, -1, -1)
-    return fused_token_update(field, carried, features, gate_weight, carry, mix_in, mix_out, normalize)
+    return fused_token_update(field, attended, features, gate_weight, carry, mix_in, mix_out, normalize)
 
 
-def turn_gradients(
-    query_slope: Tensor, key_slope: Tensor, query: Tensor, key: Tensor, field: Tensor
+def apply_rotary_backward(
+    grad_query: Tensor, grad_key: Tensor, query: Tensor, key: Tensor, field: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of queries, keys and field from the slopes of the turned queries and keys and these themselves.
+    """Gradients of queries, keys and field, from the gradients of the rotated queries and keys.
 
-    Queries [B, H, N, D], keys and field [B, G, N, D].
+    query, key: after the rotation. Queries [B, H, N, D], keys and field [B, G, N, D].
     """
     choice = _choice()
     if choice == "reference" or (choice == "auto" and not field.is_cuda):
-        return reference.turn_gradients(query_slope, key_slope, query, key, field)
+        return reference.apply_rotary_backward(grad_query, grad_key, query, key, field)
     obstacle = _general_obstacle(query, key, field)
     if obstacle is None:
-        return fused_turn_gradients(query_slope, key_slope, query, key, field)
+        return fused_rotary_backward(grad_query, grad_key, query, key, field)
     _refuse_if_demanded(choice, obstacle)
-    return reference.turn_gradients(query_slope, key_slope, query, key, field)
+    return reference.apply_rotary_backward(grad_query, grad_key, query, key, field)
 
 
 def _refuse_if_demanded(choice: str, obstacle: str) -> None:
@@ -151,9 +151,9 @@ def _general_obstacle(*tensors: Tensor) -> str | None:
     return None
 
 
-def _obstacle(field: Tensor, carried: Tensor | None, num_gates: int, *others: Tensor | None) -> str | None:
+def _obstacle(field: Tensor, attended: Tensor | None, num_gates: int, *others: Tensor | None) -> str | None:
     """Why the fused update cannot take these tensors, the last three of them weights, or None if it can."""
-    given = [tensor for tensor in (carried, *others, field) if tensor is not None]
+    given = [tensor for tensor in (attended, *others, field) if tensor is not None]
     general = _general_obstacle(*given)
     if general is not None:
         return general
@@ -165,7 +165,7 @@ def _obstacle(field: Tensor, carried: Tensor | None, num_gates: int, *others: Te
     parts = 2 if 3 in axes else 1
     counts = (
         (field.shape[1], MAX_GROUPS, "key-value heads"),
-        (carried.shape[1] if carried is not None else 0, MAX_HEADS, "query heads"),
+        (attended.shape[1] if attended is not None else 0, MAX_HEADS, "query heads"),
         (num_gates, MAX_GATES, "gates"),
     )
     for count, limit, name in counts:

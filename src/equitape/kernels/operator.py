@@ -13,7 +13,7 @@ from torch import Tensor
 DEVICES = ("cpu", "cuda")
 """On the CPU the kernels run under Triton's interpreter."""
 
-_INPUTS = "Tensor field, Tensor? carried, Tensor? gate, Tensor? carry, Tensor? mix_in, Tensor? mix_out, bool normalize"
+_INPUTS = "Tensor field, Tensor? attended, Tensor? gate, Tensor? carry, Tensor? mix_in, Tensor? mix_out, bool normalize"
 torch.library.define("equitape::update_field", f"({_INPUTS}) -> Tensor")
 torch.library.define(
     "equitape::update_field_backward",
@@ -21,23 +21,23 @@ torch.library.define(
 )
 torch.library.define(
     "equitape::update_token",
-    "(Tensor field, Tensor? carried, Tensor features, Tensor gate_weight, Tensor? carry, Tensor mix_in, "
+    "(Tensor field, Tensor? attended, Tensor features, Tensor gate_weight, Tensor? carry, Tensor mix_in, "
     "Tensor mix_out, bool normalize) -> Tensor",
 )
 torch.library.define(
-    "equitape::turn_gradients",
-    "(Tensor query_slope, Tensor key_slope, Tensor query, Tensor key, Tensor field) -> (Tensor, Tensor, Tensor)",
+    "equitape::apply_rotary_backward",
+    "(Tensor grad_query, Tensor grad_key, Tensor query, Tensor key, Tensor field) -> (Tensor, Tensor, Tensor)",
 )
 fused_update = torch.ops.equitape.update_field.default
 fused_token_update = torch.ops.equitape.update_token.default
 fused_gradients = torch.ops.equitape.update_field_backward.default
-fused_turn_gradients = torch.ops.equitape.turn_gradients.default
+fused_rotary_backward = torch.ops.equitape.apply_rotary_backward.default
 
 
 @torch.library.impl("equitape::update_field", DEVICES)
 def _update(
     field: Tensor,
-    carried: Tensor | None,
+    attended: Tensor | None,
     gate: Tensor | None,
     carry: Tensor | None,
     mix_in: Tensor | None,
@@ -46,35 +46,35 @@ def _update(
 ) -> Tensor:
     """The update of reference.py by Triton, for a field [B, G, N, D] with its whole batch (an expanded view will do).
 
-    The carried field and the gate have one dtype, in which products are computed; the field and the weights may have
+    The attended field and the gate have one dtype, in which products are computed; the field and the weights may have
     others. Sums are in float32; the result has the wider dtype of the field's and the products'.
     """
     from .triton_forward import forward
 
-    updated = _empty_result(field, carried, gate)
+    updated = _empty_result(field, attended, gate)
     with _on_device(field):
-        forward(updated, field, carried, gate, carry, mix_in, mix_out, normalize)
+        forward(updated, field, attended, gate, carry, mix_in, mix_out, normalize)
     return updated
 
 
 @torch.library.register_fake("equitape::update_field")
 def _(
     field: Tensor,
-    carried: Tensor | None,
+    attended: Tensor | None,
     gate: Tensor | None,
     carry: Tensor | None,
     mix_in: Tensor | None,
     mix_out: Tensor | None,
     normalize: bool,
 ) -> Tensor:
-    return _empty_result(field, carried, gate)
+    return _empty_result(field, attended, gate)
 
 
 @torch.library.impl("equitape::update_field_backward", DEVICES)
 def _update_gradients(
     gradient: Tensor,
     field: Tensor,
-    carried: Tensor | None,
+    attended: Tensor | None,
     gate: Tensor | None,
     carry: Tensor | None,
     mix_in: Tensor | None,
@@ -85,9 +85,9 @@ def _update_gradients(
     """Gradients of the six tensors; an empty tensor for one not given, and for the field unless wants_field."""
     from .triton_backward import backward
 
-    gradients = _empty_gradients(field if wants_field else None, carried, gate, carry, mix_in, mix_out, like=gradient)
+    gradients = _empty_gradients(field if wants_field else None, attended, gate, carry, mix_in, mix_out, like=gradient)
     with _on_device(field):
-        backward(gradients, gradient, field, carried, gate, carry, mix_in, mix_out, normalize, wants_field)
+        backward(gradients, gradient, field, attended, gate, carry, mix_in, mix_out, normalize, wants_field)
     return gradients
 
 
@@ -95,7 +95,7 @@ def _update_gradients(
 def _(
     gradient: Tensor,
     field: Tensor,
-    carried: Tensor | None,
+    attended: Tensor | None,
     gate: Tensor | None,
     carry: Tensor | None,
     mix_in: Tensor | None,
@@ -103,13 +103,13 @@ def _(
     normalize: bool,
     wants_field: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    return _empty_gradients(field if wants_field else None, carried, gate, carry, mix_in, mix_out, like=gradient)
+    return _empty_gradients(field if wants_field else None, attended, gate, carry, mix_in, mix_out, like=gradient)
 
 
 @torch.library.impl("equitape::update_token", DEVICES)
 def _update_token(
     field: Tensor,
-    carried: Tensor | None,
+    attended: Tensor | None,
     features: Tensor,
     gate_weight: Tensor,
     carry: Tensor | None,
@@ -120,16 +120,16 @@ def _update_token(
     """As `_update` for sequences of a single token, with gates from its features [B, 1, C]; without gradients."""
     from .triton_forward import forward
 
-    updated = _empty_result(field, carried, features)
+    updated = _empty_result(field, attended, features)
     with _on_device(field):
-        forward(updated, field, carried, features, carry, mix_in, mix_out, normalize, gate_weight)
+        forward(updated, field, attended, features, carry, mix_in, mix_out, normalize, gate_weight)
     return updated
 
 
 @torch.library.register_fake("equitape::update_token")
 def _(
     field: Tensor,
-    carried: Tensor | None,
+    attended: Tensor | None,
     features: Tensor,
     gate_weight: Tensor,
     carry: Tensor | None,
@@ -137,31 +137,29 @@ def _(
     mix_out: Tensor,
     normalize: bool,
 ) -> Tensor:
-    return _empty_result(field, carried, features)
+    return _empty_result(field, attended, features)
 
 
-@torch.library.impl("equitape::turn_gradients", DEVICES)
-def _turn_gradients(
-    query_slope: Tensor, key_slope: Tensor, query: Tensor, key: Tensor, field: Tensor
+@torch.library.impl("equitape::apply_rotary_backward", DEVICES)
+def _rotary_backward(
+    grad_query: Tensor, grad_key: Tensor, query: Tensor, key: Tensor, field: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """reference.turn_gradients by Triton, for a field with its whole batch."""
-    from .triton_turn import turn_gradients
+    """reference.apply_rotary_backward by Triton, for a field with its whole batch."""
+    from .triton_rotary import apply_rotary_backward
 
-    gradients = _empty_turn_gradients(query, key, field)
+    gradients = _empty_rotary_gradients(query, key, field)
     with _on_device(field):
-        turn_gradients(gradients, query_slope, key_slope, query, key, field)
+        apply_rotary_backward(gradients, grad_query, grad_key, query, key, field)
     return gradients
 
 
-@torch.library.register_fake("equitape::turn_gradients")
-def _(
-    query_slope: Tensor, key_slope: Tensor, query: Tensor, key: Tensor, field: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    return _empty_turn_gradients(query, key, field)
+@torch.library.register_fake("equitape::apply_rotary_backward")
+def _(grad_query: Tensor, grad_key: Tensor, query: Tensor, key: Tensor, field: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return _empty_rotary_gradients(query, key, field)
 
 
-def _empty_result(field: Tensor, carried: Tensor | None, gate: Tensor | None) -> Tensor:
-    source = carried if carried is not None else gate
+def _empty_result(field: Tensor, attended: Tensor | None, gate: Tensor | None) -> Tensor:
+    source = attended if attended is not None else gate
     assert source is not None
     dtype = field.dtype if field.dtype == source.dtype else torch.promote_types(field.dtype, source.dtype)
     return torch.empty_like(field, dtype=dtype, memory_format=torch.contiguous_format)
@@ -169,7 +167,7 @@ def _empty_result(field: Tensor, carried: Tensor | None, gate: Tensor | None) ->
 
 def _empty_gradients(
     field: Tensor | None,
-    carried: Tensor | None,
+    attended: Tensor | None,
     gate: Tensor | None,
     carry: Tensor | None,
     mix_in: Tensor | None,
@@ -183,7 +181,7 @@ def _empty_gradients(
     return (
         contiguous(field),
         # a slice of what attention put out, which has the heads of a token together
-        like.new_empty(0) if carried is None else _heads_together(carried),
+        like.new_empty(0) if attended is None else _heads_together(attended),
         contiguous(gate),
         contiguous(carry),
         contiguous(mix_in),
@@ -191,10 +189,10 @@ def _empty_gradients(
     )
 
 
-def _empty_turn_gradients(query: Tensor, key: Tensor, field: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _empty_rotary_gradients(query: Tensor, key: Tensor, field: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     # as the projections want the gradients of their outputs
-    field_gradient = torch.empty_like(field, memory_format=torch.contiguous_format)
-    return _heads_together(query), _heads_together(key), field_gradient
+    grad_field = torch.empty_like(field, memory_format=torch.contiguous_format)
+    return _heads_together(query), _heads_together(key), grad_field
 
 
 def _heads_together(tensor: Tensor) -> Tensor:

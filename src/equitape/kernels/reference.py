@@ -12,7 +12,7 @@ EPSILON = 1e-8
 
 def update_field(
     field: Tensor,
-    carried: Tensor | None,
+    attended: Tensor | None,
     gate: Tensor | None,
     carry: Tensor | None,
     mix_in: Tensor | None,
@@ -21,11 +21,11 @@ def update_field(
 ) -> Tensor:
     """z' = z + W_a c, then z'' = z' + W_2 diag(psi) W_1 z' with psi = silu(gate), then z'' / rms(z'') if asked.
 
-    field: [B or 1, G, N, D]; carried: [B, H, N, D] with carry [G, H], or both None; gate: [B, N, I] with mix_in [I, G]
+    field: [B or 1, G, N, D]; attended: [B, H, N, D] with carry [G, H], or both None; gate: [B, N, I] with mix_in [I, G]
     and mix_out [G, I], or all None. Returns [B, G, N, D].
     """
-    if carried is not None and carry is not None:
-        field = field + _mix_heads(carry, carried)
+    if attended is not None and carry is not None:
+        field = field + _mix_heads(carry, attended)
     if gate is not None and mix_in is not None and mix_out is not None:
         field = field + _mix_heads(mixing_matrices(torch.nn.functional.silu(gate), mix_in, mix_out), field)
     if normalize:
@@ -36,10 +36,10 @@ def update_field(
     return field
 
 
-def turn_gradients(
-    query_slope: Tensor, key_slope: Tensor, query: Tensor, key: Tensor, field: Tensor
+def apply_rotary_backward(
+    grad_query: Tensor, grad_key: Tensor, query: Tensor, key: Tensor, field: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of queries x, keys x and field z through y = z x, from the slopes dy and the turned y themselves.
+    """Gradients of queries x, keys x and field z through y = z x, from the gradients dy and the rotated y.
 
     dx = conj(z) dy; dz = conj(x) dy = z / |z|^2 conj(y) dy, summed over all heads that share z. Queries [B, H, N, D],
     keys and field [B, G, N, D].
@@ -49,10 +49,10 @@ def turn_gradients(
     z = field.to(wide)[:, :, None]
     total = torch.zeros_like(field, dtype=wide)
     gradients = []
-    for slope, turned in ((query_slope, query), (key_slope, key)):
+    for gradient, rotated in ((grad_query, query), (grad_key, key)):
         # heads as [groups, heads of a group]
-        g, y = (each.to(wide).unflatten(1, (groups, -1)) for each in (slope, turned))
-        gradients.append(_complex_product(_conjugate(z), g).flatten(1, 2).to(turned.dtype))
+        g, y = (each.to(wide).unflatten(1, (groups, -1)) for each in (gradient, rotated))
+        gradients.append(_complex_product(_conjugate(z), g).flatten(1, 2).to(rotated.dtype))
         total = total + _complex_product(_conjugate(y), g).sum(2)
     real, imaginary = field.to(wide).chunk(2, dim=-1)
     square = (real.square() + imaginary.square()).repeat(1, 1, 1, 2)

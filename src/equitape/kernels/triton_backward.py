@@ -101,13 +101,13 @@ def store_gate_gradient(
 
 @triton.jit
 def gradient_kernel(
-    field_gradient,
-    carried_gradient,
+    grad_field,
+    attended_gradient,
     gate_gradient,
     partial_sums,
     gradient,
     field,
-    carried,
+    attended,
     gate,
     carry,
     mix_in,
@@ -118,9 +118,9 @@ def gradient_kernel(
     field_by_sequence,
     field_by_head,
     field_by_token,
-    carried_by_sequence,
-    carried_by_head,
-    carried_by_token,
+    attended_by_sequence,
+    attended_by_head,
+    attended_by_token,
     gate_by_sequence,
     gate_by_token,
     tokens,
@@ -146,7 +146,7 @@ def gradient_kernel(
 ):
     """Gradients of the fields and gates, and in each row of partial_sums one program's part of those of the weights.
 
-    What is written is contiguous, but for the gradient of the carried field, where the heads of a token lie together.
+    What is written is contiguous, but for the gradient of the attended field, where the heads of a token lie together.
     """
     R: tl.constexpr = PARTS * PADDED_GROUPS
     C: tl.constexpr = PARTS * PADDED_HEADS
@@ -164,10 +164,10 @@ def gradient_kernel(
         weight_out = load_weight(mix_out, GROUPS, GATES, PADDED_GROUPS, PADDED_GATES, PARTS)
     gradient_strides = (gradient_by_sequence, gradient_by_head, gradient_by_token)
     field_strides = (field_by_sequence, field_by_head, field_by_token)
-    carried_strides = (carried_by_sequence, carried_by_head, carried_by_token)
+    attended_strides = (attended_by_sequence, attended_by_head, attended_by_token)
     gate_strides = (gate_by_sequence, gate_by_token)
-    field_gradient_strides = by_head(tokens, GROUPS, PARTS * DIM)
-    carried_gradient_strides = by_token(tokens, HEADS, PARTS * DIM)
+    grad_field_strides = by_head(tokens, GROUPS, PARTS * DIM)
+    attended_gradient_strides = by_token(tokens, HEADS, PARTS * DIM)
     tiles_per_sequence = tl.cdiv(tokens, S)
     for tile in tl.range(tl.program_id(0), num_tiles, tl.num_programs(0)):
         sequence = (tile // tiles_per_sequence).to(tl.int64)
@@ -181,56 +181,58 @@ def gradient_kernel(
 
         rows, exists = rows_of(field_strides, sequence, token, tokens, GROUPS, PADDED_GROUPS, DIM, PARTS)
         from_rows, _ = rows_of(gradient_strides, sequence, token, tokens, GROUPS, PADDED_GROUPS, DIM, PARTS)
-        carried_rows, arrived = rows_of(carried_strides, sequence, token, tokens, HEADS, PADDED_HEADS, DIM, PARTS)
+        attended_rows, arrived = rows_of(attended_strides, sequence, token, tokens, HEADS, PADDED_HEADS, DIM, PARTS)
         if NORMALIZE:
             squares = tl.zeros((S, R), tl.float32)
-            slope = tl.zeros((S, R), tl.float32)
+            radial = tl.zeros((S, R), tl.float32)
             for start in tl.static_range(0, DIM, E):
                 z = load_chunk(field, rows, exists, start, DIM, E)
                 c = 0.0
                 if HAS_CARRY:
-                    c = load_chunk(carried, carried_rows, arrived, start, DIM, E)
+                    c = load_chunk(attended, attended_rows, arrived, start, DIM, E)
                 new = updated_chunk(z, c, mixing, carrying, HAS_CARRY, HAS_MIX, EXACT, COMPUTE)
                 g = load_chunk(gradient, from_rows, exists, start, DIM, E)
                 squares += tl.sum(new * new, 2)
-                slope += tl.sum(new * g.to(tl.float32), 2)
+                radial += tl.sum(new * g.to(tl.float32), 2)
             scale = inverse_rms(squares, DIM, PARTS, EPSILON)
-            slope = both_parts(slope, PARTS) * (2.0 / (PARTS * DIM)) * scale * scale * scale
+            radial = both_parts(radial, PARTS) * (2.0 / (PARTS * DIM)) * scale * scale * scale
 
         by_field = tl.zeros((S, R, R), tl.float32)
-        by_carried = tl.zeros((S, R, C), tl.float32)
+        by_attended = tl.zeros((S, R, C), tl.float32)
         for start in tl.static_range(0, DIM, E):
             z = load_chunk(field, rows, exists, start, DIM, E)
             c = 0.0
             if HAS_CARRY:
-                c = load_chunk(carried, carried_rows, arrived, start, DIM, E)
+                c = load_chunk(attended, attended_rows, arrived, start, DIM, E)
             g = load_chunk(gradient, from_rows, exists, start, DIM, E)
             if NORMALIZE:
                 new = updated_chunk(z, c, mixing, carrying, HAS_CARRY, HAS_MIX, EXACT, COMPUTE)
-                g = g.to(tl.float32) * scale[:, :, None] - new * slope[:, :, None]
+                g = g.to(tl.float32) * scale[:, :, None] - new * radial[:, :, None]
             if HAS_MIX:
                 by_field += multiply(g, tl.permute(z, (0, 2, 1)), COMPUTE)
             if HAS_CARRY:
-                by_carried += multiply(g, tl.permute(c, (0, 2, 1)), COMPUTE)
-                to_rows, _ = rows_of(carried_gradient_strides, sequence, token, tokens, HEADS, PADDED_HEADS, DIM, PARTS)
+                by_attended += multiply(g, tl.permute(c, (0, 2, 1)), COMPUTE)
+                to_rows, _ = rows_of(
+                    attended_gradient_strides, sequence, token, tokens, HEADS, PADDED_HEADS, DIM, PARTS
+                )
                 dc = multiply(tl.permute(carrying, (0, 2, 1)), g, COMPUTE)
-                store_chunk(carried_gradient, to_rows, arrived, start, dc, DIM, E)
+                store_chunk(attended_gradient, to_rows, arrived, start, dc, DIM, E)
             if WANTS_FIELD:
-                to_rows, _ = rows_of(field_gradient_strides, sequence, token, tokens, GROUPS, PADDED_GROUPS, DIM, PARTS)
+                to_rows, _ = rows_of(grad_field_strides, sequence, token, tokens, GROUPS, PADDED_GROUPS, DIM, PARTS)
                 if HAS_MIX:
                     dz = multiply(tl.permute(mixing, (0, 2, 1)), g, COMPUTE)
                     dz = add_identity(dz, g, EXACT_GRADIENT, COMPUTE)
                 else:
                     dz = g
-                store_chunk(field_gradient, to_rows, exists, start, dz, DIM, E)
+                store_chunk(grad_field, to_rows, exists, start, dz, DIM, E)
 
         if HAS_CARRY:
-            carry_sum += by_carried
+            carry_sum += by_attended
         if HAS_MIX:
             # dT of every token below the other, [S x R, R]
             dt = tl.reshape(by_field, (S * R, R))
             if HAS_CARRY:
-                flat = tl.reshape(by_carried, (S * R, C))
+                flat = tl.reshape(by_attended, (S * R, C))
                 dt += multiply(flat, tl.trans(weight_carry), COMPUTE)
                 mixed_carry_sum += multiply(tl.trans(tl.reshape(mixing, (S * R, R))), flat, COMPUTE)
             in_sum += multiply(tl.trans(gated), dt, COMPUTE)
@@ -290,7 +292,7 @@ def backward(
     gradients: Sequence[Tensor],
     gradient: Tensor,
     field: Tensor,
-    carried: Tensor | None,
+    attended: Tensor | None,
     gate: Tensor | None,
     carry: Tensor | None,
     mix_in: Tensor | None,
@@ -298,31 +300,31 @@ def backward(
     normalize: bool,
     wants_field: bool,
 ) -> None:
-    """Write the gradients of the six tensors, all contiguous but that of the carried field: heads of a token together.
+    """Write the gradients of the six tensors, all contiguous but that of the attended field: heads of a token together.
 
     Gradients of tensors not given, and of the field unless wants_field, are left alone.
     """
-    field_gradient, carried_gradient, gate_gradient, *weight_gradients = gradients
+    grad_field, attended_gradient, gate_gradient, *weight_gradients = gradients
     carry_size = carry.numel() if carry is not None else 0
     mix_size = mix_in.numel() if mix_in is not None else 0
     size = carry_size + 2 * mix_size
-    gradient, field, carried, gate = dense(gradient), dense(field), dense(carried), dense(gate)
+    gradient, field, attended, gate = dense(gradient), dense(field), dense(attended), dense(gate)
     few = few_heads.serves(field, carry, mix_in, normalize)
     if few:
-        tiles = few_heads.num_tiles(gradient, field, carried)
+        tiles = few_heads.num_tiles(gradient, field, attended)
         programs = num_programs(field.device, tiles, few_heads.PROGRAMS_PER_PROCESSOR)
     else:
         tiles = num_tiles(field)
         programs = num_programs(field.device, tiles, PROGRAMS_PER_PROCESSOR)
     partial_sums = torch.empty(programs, size, dtype=torch.float32, device=field.device)
-    written = (field_gradient, carried_gradient, gate_gradient, partial_sums)
-    read = (gradient, field, carried, gate, contiguous(carry), contiguous(mix_in), contiguous(mix_out))
+    written = (grad_field, attended_gradient, gate_gradient, partial_sums)
+    read = (gradient, field, attended, gate, contiguous(carry), contiguous(mix_in), contiguous(mix_out))
 
     def plan() -> Plan:
-        update = Update.of(field, carried, gate, carry, mix_in, normalize)
-        read_strides = (*strides(gradient, 4), *strides(field, 4), *strides(carried, 4), *strides(gate, 3))
+        update = Update.of(field, attended, gate, carry, mix_in, normalize)
+        read_strides = (*strides(gradient, 4), *strides(field, 4), *strides(attended, 4), *strides(gate, 3))
         if few:
-            constants = few_heads.constants(update, gradient, field, carried)
+            constants = few_heads.constants(update, gradient, field, attended)
         else:
             constants = update.constants(CHUNK, num_fields=2, device=field.device)
             constants["EXACT"] = update.exact(field)

@@ -32,7 +32,7 @@ PROGRAMS_PER_PROCESSOR = 3
 # channels of a chunk, and bytes of a row that a thread loads at once
 CHUNK = 64
 THREAD_BYTES = 16
-# rows of the carried field on their way while one is used
+# rows of the attended field on their way while one is used
 AHEAD = 9
 # where it was measured to win: at 4 x 16 heads it loses to the matrix units (benchmarks/README.md)
 MAX_GROUPS, MAX_WEIGHTS, MAX_GATES = 3, 32, 16
@@ -49,15 +49,15 @@ def serves(field: Tensor, carry: Tensor | None, mix_in: Tensor | None, normalize
     return field.shape[1] <= MAX_GROUPS and few_weights and few_gates and not normalize
 
 
-def num_tiles(gradient: Tensor, field: Tensor, carried: Tensor | None) -> int:
+def num_tiles(gradient: Tensor, field: Tensor, attended: Tensor | None) -> int:
     """A tile is as many tokens of one sequence as the threads of a program hold chunks of channels."""
-    tokens_of_a_tile, _, _ = _cut(gradient, field, carried)
+    tokens_of_a_tile, _, _ = _cut(gradient, field, attended)
     return field.shape[0] * triton.cdiv(field.shape[2], tokens_of_a_tile)
 
 
-def constants(update: Update, gradient: Tensor, field: Tensor, carried: Tensor | None) -> dict[str, Any]:
+def constants(update: Update, gradient: Tensor, field: Tensor, attended: Tensor | None) -> dict[str, Any]:
     """What the kernel knows when it is compiled."""
-    tokens, channels, vector = _cut(gradient, field, carried)
+    tokens, channels, vector = _cut(gradient, field, attended)
     chunks_of_gates = triton.cdiv(update.gates, channels // vector)
     return {
         "GROUPS": update.groups,
@@ -77,9 +77,9 @@ def constants(update: Update, gradient: Tensor, field: Tensor, carried: Tensor |
     }
 
 
-def _cut(gradient: Tensor, field: Tensor, carried: Tensor | None) -> tuple[int, int, int]:
+def _cut(gradient: Tensor, field: Tensor, attended: Tensor | None) -> tuple[int, int, int]:
     """How many tokens a tile has, channels a chunk, and channels a thread."""
-    itemsize = max(tensor.dtype.itemsize for tensor in (gradient, field, carried) if tensor is not None)
+    itemsize = max(tensor.dtype.itemsize for tensor in (gradient, field, attended) if tensor is not None)
     vector = THREAD_BYTES // itemsize
     channels = min(CHUNK, triton.next_power_of_2(field.shape[3]))
     return WARPS * WARP * vector // channels, channels, vector
@@ -166,13 +166,13 @@ def token_mixing(gates, mix_in, mix_out, GROUPS: tl.constexpr, GATES: tl.constex
 
 @triton.jit
 def few_heads_kernel(
-    field_gradient,
-    carried_gradient,
+    grad_field,
+    attended_gradient,
     gate_gradient,
     partial_sums,
     gradient,
     field,
-    carried,
+    attended,
     gate,
     carry,
     mix_in,
@@ -183,9 +183,9 @@ def few_heads_kernel(
     field_by_sequence,
     field_by_head,
     field_by_token,
-    carried_by_sequence,
-    carried_by_head,
-    carried_by_token,
+    attended_by_sequence,
+    attended_by_head,
+    attended_by_token,
     gate_by_sequence,
     gate_by_token,
     tokens,
@@ -219,8 +219,8 @@ def few_heads_kernel(
         gates_begin = sequence * gate_by_sequence + wide * gate_by_token
         from_begin = sequence * gradient_by_sequence + wide * gradient_by_token
         begin = sequence * field_by_sequence + wide * field_by_token
-        carried_begin = sequence * carried_by_sequence + wide * carried_by_token
-        to_carried = (sequence * tokens + wide) * HEADS * DIM
+        attended_begin = sequence * attended_by_sequence + wide * attended_by_token
+        to_attended = (sequence * tokens + wide) * HEADS * DIM
         to_gates = (sequence * tokens + wide) * GATES
 
         gates = ()
@@ -228,13 +228,13 @@ def few_heads_kernel(
             # before the fields: the compiler lays out what depends on both as it does what is loaded last
             for start in tl.static_range(0, GATES, L):
                 gates += (load_chunk(gate, gates_begin, exists, start, GATES, L),)
-        slopes = zeros(S, L, GROUPS * GROUPS)
+        grad_mixing = zeros(S, L, GROUPS * GROUPS)
         for start in tl.static_range(0, DIM, E):
             g = load_heads(gradient, from_begin, gradient_by_head, exists, start, GROUPS, DIM, E)
             if HAS_MIX:
                 updated = load_heads(field, begin, field_by_head, exists, start, GROUPS, DIM, E)
             if HAS_CARRY:
-                coming = load_heads(carried, carried_begin, carried_by_head, exists, start, FIRST, DIM, E)
+                coming = load_heads(attended, attended_begin, attended_by_head, exists, start, FIRST, DIM, E)
             if HAS_MIX and start == 0:
                 # while all of that is on its way
                 mixing = token_mixing(gates, mix_in, mix_out, GROUPS, GATES, S, L)
@@ -248,26 +248,26 @@ def few_heads_kernel(
             if WANTS_FIELD:
                 for row in tl.static_range(GROUPS):
                     to_rows = ((sequence * GROUPS + row) * tokens + wide) * DIM
-                    store_chunk(field_gradient, to_rows, exists, start, dz[row], DIM, E)
+                    store_chunk(grad_field, to_rows, exists, start, dz[row], DIM, E)
             if HAS_CARRY:
                 sums = ()
                 for head in tl.static_range(HEADS):
                     if head + FIRST < HEADS:
-                        rows = carried_begin + (head + FIRST) * tl.cast(carried_by_head, tl.int64)
-                        coming += (load_chunk(carried, rows, exists, start, DIM, E),)
+                        rows = attended_begin + (head + FIRST) * tl.cast(attended_by_head, tl.int64)
+                        coming += (load_chunk(attended, rows, exists, start, DIM, E),)
                     c = coming[head].to(tl.float32)
                     dc = tl.zeros((S, E), tl.float32)
-                    carried_on = ()
+                    attended_on = ()
                     for row in tl.static_range(GROUPS):
                         weight = tl.load(carry + row * HEADS + head).to(tl.float32)
                         dc += weight * dz[row]
                         product = on_each_thread(dz[row] * c, VECTOR)
                         sums += (formed(carry_sums[head * GROUPS + row] + product),)
                         if HAS_MIX:
-                            carried_on += (formed(updated[row].to(tl.float32) + weight * c),)
+                            attended_on += (formed(updated[row].to(tl.float32) + weight * c),)
                     if HAS_MIX:
-                        updated = carried_on
-                    store_chunk(carried_gradient, to_carried + head * DIM, exists, start, dc, DIM, E)
+                        updated = attended_on
+                    store_chunk(attended_gradient, to_attended + head * DIM, exists, start, dc, DIM, E)
                 carry_sums = sums
             if HAS_MIX:
                 # again, rather than to hold it all the while
@@ -276,11 +276,11 @@ def few_heads_kernel(
                 for row in tl.static_range(GROUPS):
                     for column in tl.static_range(GROUPS):
                         product = on_each_thread(g[row].to(tl.float32) * updated[column].to(tl.float32), VECTOR)
-                        sums += (slopes[row * GROUPS + column] + product,)
-                slopes = sums
+                        sums += (grad_mixing[row * GROUPS + column] + product,)
+                grad_mixing = sums
 
         if HAS_MIX:
-            slopes = over_threads(slopes, GROUPS * GROUPS)
+            grad_mixing = over_threads(grad_mixing, GROUPS * GROUPS)
             in_terms = ()
             out_terms = ()
             for start in tl.static_range(0, GATES, L):
@@ -294,8 +294,8 @@ def few_heads_kernel(
                     for other in tl.static_range(GROUPS):
                         into = load_gate_weight(mix_in + other, start, GROUPS, GATES, L)
                         out = load_gate_weight(mix_out + other * GATES, start, 1, GATES, L)
-                        back += slopes[row * GROUPS + other] * into
-                        term += slopes[other * GROUPS + row] * out
+                        back += grad_mixing[row * GROUPS + other] * into
+                        term += grad_mixing[other * GROUPS + row] * out
                     dpsi += back * load_gate_weight(mix_out + row * GATES, start, 1, GATES, L)
                     in_terms += (psi * term,)
                     out_terms += (psi * back,)

@@ -1,6 +1,6 @@
 """What the forward and the backward kernel of the field update share: sizes, loads, and the matrices of a token.
 
-A token's update is linear in its field z [G, D] and in what attention carried to it, c [H, D]:
+A token's update is linear in its field z [G, D] and in what attention attended to it, c [H, D]:
 
     z'' = z + T z + K c,   T = W_2 diag(psi) W_1,   psi = silu(gate),   K = W_a + T W_a
 
@@ -10,7 +10,7 @@ the matrix units, one token an element of a batched product. z' = z + W_a c is n
 Complex mixing is real mixing of twice the heads: the real and the imaginary half of a field are rows of their own, and
 the weight a + ib is the matrix [[a, -b], [b, a]]. PARTS is 1 for real and 2 for complex weights.
 
-Shapes: S tokens of a tile, R rows of a field (PARTS x padded G), C rows of the carried field (PARTS x padded H), J
+Shapes: S tokens of a tile, R rows of a field (PARTS x padded G), C rows of the attended field (PARTS x padded H), J
 gates (PARTS x padded I), E channels of a chunk. Heads and gates are padded with zeros to powers of two, rows to 16.
 """
 
@@ -52,7 +52,7 @@ class Update:
     dim: int
     """Channels of a part: D, or D / 2 where the weights are complex."""
     compute: torch.dtype
-    """Dtype of the operands of products: that of the carried field and of the gates."""
+    """Dtype of the operands of products: that of the attended field and of the gates."""
     has_carry: bool
     has_mix: bool
     normalize: bool
@@ -61,7 +61,7 @@ class Update:
     def of(
         cls,
         field: Tensor,
-        carried: Tensor | None,
+        attended: Tensor | None,
         gate: Tensor | None,
         carry: Tensor | None,
         mix_in: Tensor | None,
@@ -70,17 +70,17 @@ class Update:
         """Read off the arguments of an update."""
         _, groups, tokens, dim = field.shape
         parts = 2 if 3 in (carry.dim() if carry is not None else 0, mix_in.dim() if mix_in is not None else 0) else 1
-        source = carried if carried is not None else gate
+        source = attended if attended is not None else gate
         assert source is not None
         return cls(
             parts=parts,
             tokens=tokens,
             groups=groups,
-            heads=carried.shape[1] if carried is not None else 1,
+            heads=attended.shape[1] if attended is not None else 1,
             gates=mix_in.shape[-2] if mix_in is not None else 1,
             dim=dim // parts,
             compute=source.dtype,
-            has_carry=carried is not None,
+            has_carry=attended is not None,
             has_mix=gate is not None,
             normalize=normalize,
         )
@@ -325,7 +325,7 @@ def token_matrices(
 @triton.jit
 def updated_chunk(
     field,
-    carried,
+    attended,
     mixing,
     carrying,
     HAS_CARRY: tl.constexpr,
@@ -337,9 +337,9 @@ def updated_chunk(
     if HAS_MIX:
         change = multiply(mixing, field, COMPUTE)
         if HAS_CARRY:
-            change += multiply(carrying, carried, COMPUTE)
+            change += multiply(carrying, attended, COMPUTE)
     else:
-        change = multiply(carrying, carried, COMPUTE)
+        change = multiply(carrying, attended, COMPUTE)
     return add_identity(change, field, EXACT, COMPUTE)
 
 

@@ -1,4 +1,4 @@
-"""The field update, forward, in one pass: reads the field, the carried field and the gates once and writes the result.
+"""The field update, forward, in one pass: reads the field, the attended field and the gates once and writes the result.
 
 Of a single token, as in decoding, it also computes the gates from the features: a product of its own would take as long
 as all the rest. Shapes and the algorithm: triton_field.py.
@@ -66,7 +66,7 @@ def compute_gates(
 def update_kernel(
     updated,
     field,
-    carried,
+    attended,
     gate,
     carry,
     mix_in,
@@ -75,9 +75,9 @@ def update_kernel(
     field_by_sequence,
     field_by_head,
     field_by_token,
-    carried_by_sequence,
-    carried_by_head,
-    carried_by_token,
+    attended_by_sequence,
+    attended_by_head,
+    attended_by_token,
     gate_by_sequence,
     gate_by_token,
     tokens,
@@ -112,7 +112,7 @@ def update_kernel(
         weight_in = load_weight(mix_in, GATES, GROUPS, PADDED_GATES, PADDED_GROUPS, PARTS)
         weight_out = load_weight(mix_out, GROUPS, GATES, PADDED_GROUPS, PADDED_GATES, PARTS)
     field_strides = (field_by_sequence, field_by_head, field_by_token)
-    carried_strides = (carried_by_sequence, carried_by_head, carried_by_token)
+    attended_strides = (attended_by_sequence, attended_by_head, attended_by_token)
     updated_strides = by_head(tokens, GROUPS, PARTS * DIM)
     tiles_per_sequence = tl.cdiv(tokens, S)
     for tile in tl.range(tl.program_id(0), num_tiles, tl.num_programs(0)):
@@ -132,14 +132,14 @@ def update_kernel(
 
         rows, exists = rows_of(field_strides, sequence, token, tokens, GROUPS, PADDED_GROUPS, DIM, PARTS)
         to_rows, _ = rows_of(updated_strides, sequence, token, tokens, GROUPS, PADDED_GROUPS, DIM, PARTS)
-        carried_rows, arrived = rows_of(carried_strides, sequence, token, tokens, HEADS, PADDED_HEADS, DIM, PARTS)
+        attended_rows, arrived = rows_of(attended_strides, sequence, token, tokens, HEADS, PADDED_HEADS, DIM, PARTS)
         if NORMALIZE:
             squares = tl.zeros((S, PARTS * PADDED_GROUPS), tl.float32)
             for start in tl.static_range(0, DIM, E):
                 z = load_chunk(field, rows, exists, start, DIM, E)
                 c = 0.0
                 if HAS_CARRY:
-                    c = load_chunk(carried, carried_rows, arrived, start, DIM, E)
+                    c = load_chunk(attended, attended_rows, arrived, start, DIM, E)
                 new = updated_chunk(z, c, mixing, carrying, HAS_CARRY, HAS_MIX, EXACT, COMPUTE)
                 squares += tl.sum(new * new, 2)
             scale = inverse_rms(squares, DIM, PARTS, EPSILON)
@@ -147,7 +147,7 @@ def update_kernel(
             z = load_chunk(field, rows, exists, start, DIM, E)
             c = 0.0
             if HAS_CARRY:
-                c = load_chunk(carried, carried_rows, arrived, start, DIM, E)
+                c = load_chunk(attended, attended_rows, arrived, start, DIM, E)
             new = updated_chunk(z, c, mixing, carrying, HAS_CARRY, HAS_MIX, EXACT, COMPUTE)
             if NORMALIZE:
                 new *= scale[:, :, None]
@@ -157,7 +157,7 @@ def update_kernel(
 def forward(
     updated: Tensor,
     field: Tensor,
-    carried: Tensor | None,
+    attended: Tensor | None,
     gate: Tensor | None,
     carry: Tensor | None,
     mix_in: Tensor | None,
@@ -170,11 +170,11 @@ def forward(
     gate_weight: [I, C] where `gate` holds the features [B, 1, C] of the only token instead of its gates.
     """
     weights = (contiguous(carry), contiguous(mix_in), contiguous(mix_out), contiguous(gate_weight))
-    field, carried, gate = dense(field), dense(carried), dense(gate)
-    tensors = (updated, field, carried, gate, *weights)
+    field, attended, gate = dense(field), dense(attended), dense(gate)
+    tensors = (updated, field, attended, gate, *weights)
 
     def plan() -> Plan:
-        update = Update.of(field, carried, gate, carry, mix_in, normalize)
+        update = Update.of(field, attended, gate, carry, mix_in, normalize)
         constants = {"EXACT": update.exact(field), **update.constants(CHUNK, num_fields=1, device=field.device)}
         constants |= {"WIDTH": 0, "K": 0}
         if gate_weight is not None:
@@ -184,7 +184,7 @@ def forward(
             constants |= {"num_warps": TOKEN_WARPS, "num_stages": 1}
         return Plan(
             grid=(num_programs(field.device, num_tiles(field), PROGRAMS_PER_PROCESSOR),),
-            numbers=(*strides(field, 4), *strides(carried, 4), *strides(gate, 3), update.tokens, num_tiles(field)),
+            numbers=(*strides(field, 4), *strides(attended, 4), *strides(gate, 3), update.tokens, num_tiles(field)),
             constants=constants,
         )
 

@@ -16,7 +16,7 @@ from .backends import attend_in_groups, attend_in_halves, cuda_attention, eager_
 from .configuration import EquitapeConfig
 
 
-class AttentionView(NamedTuple):
+class AttentionMask(NamedTuple):
     """What the tokens of this call may see, for one type of layer."""
 
     mask: Tensor | BlockMask | None
@@ -72,14 +72,14 @@ class EquitapeAttention(nn.Module):
         hidden_states: Tensor,
         state: Tensor | None,
         positions: Positions,
-        view: AttentionView,
+        attention_mask: AttentionMask,
         scaling: float,
         past_key_values: Cache | None = None,
         cache_layer: int = 0,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-        """Returns the output [B, N, C], the attention weights where the implementation has them, what attention carried
-        of the encoding's columns, [B, H, N, E] or None, and the state to update.
+        """Returns the output [B, N, C], the attention weights where the implementation has them, the attention
+        average of the encoding's columns, [B, H, N, E] or None, and the state to update.
         """
         shape = (*hidden_states.shape[:-1], -1, self.head_dim)
         query = self.q_proj(hidden_states).view(shape)
@@ -87,7 +87,7 @@ class EquitapeAttention(nn.Module):
         value = self.v_proj(hidden_states).view(shape).transpose(1, 2)
         if self.config.qk_norm:
             query, key = self.q_norm(query), self.k_norm(key)
-        columns: Tensor | None = self.encoding("values", state)
+        columns: Tensor | None = self.encoding("extra_values", state)
         if columns is not None:
             is_state = columns is state and columns.requires_grad and columns.dtype == value.dtype
             # autocast may have left the value in another dtype than the state
@@ -102,13 +102,13 @@ class EquitapeAttention(nn.Module):
         if past_key_values is not None:
             key, value = past_key_values.update(key, value, cache_layer)
 
-        output, weights = attend(self, query, key, value, state, positions, view, scaling, **kwargs)
+        output, weights = attend(self, query, key, value, state, positions, attention_mask, scaling, **kwargs)
         # output [B, N, H, D + E]
-        carried = None
+        attended_state = None
         if columns is not None:
-            output, carried = output.split((self.head_dim, columns.shape[-1]), dim=-1)
-            carried = carried.transpose(1, 2)
-        return self.o_proj(output.flatten(2)), weights, carried, state
+            output, attended_state = output.split((self.head_dim, columns.shape[-1]), dim=-1)
+            attended_state = attended_state.transpose(1, 2)
+        return self.o_proj(output.flatten(2)), weights, attended_state, state
 
 
 def attend(
@@ -118,35 +118,35 @@ def attend(
     value: Tensor,
     state: Tensor | None,
     positions: Positions,
-    view: AttentionView,
+    attention_mask: AttentionMask,
     scaling: float,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """One attention call by the configured implementation. Returns [B, N, H, D + E] and the weights, if any."""
     implementation = module.config._attn_implementation
     dropout = module.attention_dropout if module.training else 0.0
-    mask = view.mask
-    if view.group_size is not None:
-        plain = AttentionView(None, None)
+    mask = attention_mask.mask
+    if attention_mask.group_size is not None:
+        plain = AttentionMask(None, None)
 
         def within_groups(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             # left to transformers, this is a comparison of lengths, no plain bool under torch.compile where these vary
             return attend(module, query, key, value, state, positions, plain, scaling, is_causal=True, **kwargs)[0]
 
-        return attend_in_groups(within_groups, query, key, value, view.group_size), None
+        return attend_in_groups(within_groups, query, key, value, attention_mask.group_size), None
     if isinstance(mask, BlockMask):
         if dropout:
             raise ValueError("FlexAttention has no dropout; set attention_dropout to 0 or use 'sdpa'.")
         score_mod = None
-        if view.key_ids is not None:
-            score_mod = module.encoding("score_mod", state, positions, view.key_ids)
-        if view.shifted is not None:
-            return attend_in_halves(query, key, value, mask, view.shifted, scaling), None
+        if attention_mask.key_ids is not None:
+            score_mod = module.encoding("score_mod", state, positions, attention_mask.key_ids)
+        if attention_mask.shifted is not None:
+            return attend_in_halves(query, key, value, mask, attention_mask.shifted, scaling), None
         return flexible_attention(query, key, value, mask, score_mod, scaling), None
-    if view.key_ids is not None:
+    if attention_mask.key_ids is not None:
         assert mask is not None
         visible = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
-        bias = module.encoding("bias", query, key, state, positions, view.key_ids, visible, scaling)
+        bias = module.encoding("bias", query, key, state, positions, attention_mask.key_ids, visible, scaling)
         if bias is not None:
             hidden = torch.finfo(query.dtype).min
             additive = bias.to(query.dtype) if mask.dtype == torch.bool else bias.to(query.dtype) + mask

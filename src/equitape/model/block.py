@@ -8,7 +8,7 @@ from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ..encodings import LayerEncoding, Positions
-from .attention import AttentionView, EquitapeAttention, EquitapeRMSNorm
+from .attention import AttentionMask, EquitapeAttention, EquitapeRMSNorm
 from .configuration import EquitapeConfig
 
 
@@ -42,23 +42,25 @@ class EquitapeDecoderLayer(GradientCheckpointingLayer):
         hidden_states: Tensor,
         state: Tensor | None,
         positions: Positions,
-        view: AttentionView,
+        attention_mask: AttentionMask,
         scaling: float,
         past_key_values: Cache | None = None,
         cache_layer: int = 0,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        attention_output, _, carried, state = self.self_attn(
+        attention_output, _, attended_state, state = self.self_attn(
             self.input_layernorm(hidden_states),
             state,
             positions,
-            view,
+            attention_mask,
             scaling,
             past_key_values=past_key_values,
             cache_layer=cache_layer,
             **kwargs,
         )
         hidden_states = hidden_states + attention_output
-        attended = self.post_attention_layernorm(hidden_states)
-        fed = self.mlp(attended)
-        return hidden_states + fed, self.self_attn.encoding("update", state, carried, attended, fed)
+        normed_hidden = self.post_attention_layernorm(hidden_states)
+        mlp_output = self.mlp(normed_hidden)
+        return hidden_states + mlp_output, self.self_attn.encoding(
+            "update", state, attended_state, normed_hidden, mlp_output
+        )

@@ -24,7 +24,7 @@ from . import checks
 from .attention import EquitapeAttention, EquitapeRMSNorm
 from .block import EquitapeDecoderLayer
 from .configuration import EquitapeConfig
-from .views import build_positions, build_views
+from .masks import build_masks, build_positions
 
 
 @dataclass
@@ -143,12 +143,12 @@ class EquitapeModel(EquitapePreTrainedModel):
         positions = build_positions(self.encoding, x, attention_mask, position_ids, segment_ids, past_key_values)
         may_cache = positions.segments is None and self.encoding.cache_refusal is None
         group_size = self.config.shifted_group_size if self.training else None
-        views = build_views(self.config, self.encoding, x, attention_mask, positions, past_key_values, group_size)
+        masks = build_masks(self.config, self.encoding, x, attention_mask, positions, past_key_values, group_size)
         if use_cache and past_key_values is None and may_cache:
             past_key_values = DynamicCache(config=self.config)
         positions = self.encoding("map_ids", positions, x.shape[0])
         x = self.encoding("embed", x, positions)
-        state = self.encoding("begin", positions, x.dtype)
+        state = self.encoding("initial_state", positions, x.dtype)
 
         assert self.config.head_dim is not None
         scaling = self.config.head_dim**-0.5 * self.encoding.score_scale
@@ -164,7 +164,7 @@ class EquitapeModel(EquitapePreTrainedModel):
                 x,
                 state,
                 positions=positions,
-                view=views[layer_types[index]],
+                attention_mask=masks[layer_types[index]],
                 scaling=scaling,
                 past_key_values=past_key_values,
                 cache_layer=index,

@@ -1,4 +1,4 @@
-"""The backward pass of turning queries and keys by a field, in one pass over memory.
+"""The backward pass of `apply_rotary`, queries and keys rotated by a field, in one pass over memory.
 
 Shapes: T tokens of a tile, M frequencies (padded to a power of two), B batch, H query heads, G key-value heads.
 """
@@ -40,21 +40,21 @@ def store_complex(
 
 
 @triton.jit
-def turn_gradient_kernel(
-    query_gradient,
-    key_gradient,
-    field_gradient,
-    query_slope,
-    key_slope,
+def rotary_backward_kernel(
+    grad_query_in,
+    grad_key_in,
+    grad_field,
+    grad_query,
+    grad_key,
     query,
     key,
     field,
-    query_slope_by_sequence,
-    query_slope_by_head,
-    query_slope_by_token,
-    key_slope_by_sequence,
-    key_slope_by_head,
-    key_slope_by_token,
+    grad_query_by_sequence,
+    grad_query_by_head,
+    grad_query_by_token,
+    grad_key_by_sequence,
+    grad_key_by_head,
+    grad_key_by_token,
     query_by_sequence,
     query_by_head,
     query_by_token,
@@ -75,14 +75,14 @@ def turn_gradient_kernel(
 
     In the gradients of queries and keys the heads of a token lie together; that of the field is contiguous.
     """
-    query_slope_strides = (query_slope_by_sequence, query_slope_by_head, query_slope_by_token)
-    key_slope_strides = (key_slope_by_sequence, key_slope_by_head, key_slope_by_token)
+    grad_query_strides = (grad_query_by_sequence, grad_query_by_head, grad_query_by_token)
+    grad_key_strides = (grad_key_by_sequence, grad_key_by_head, grad_key_by_token)
     query_strides = (query_by_sequence, query_by_head, query_by_token)
     key_strides = (key_by_sequence, key_by_head, key_by_token)
     field_strides = (field_by_sequence, field_by_head, field_by_token)
-    query_gradient_strides = by_token(tokens, GROUPS * RATIO, 2 * M)
-    key_gradient_strides = by_token(tokens, GROUPS, 2 * M)
-    field_gradient_strides = by_head(tokens, GROUPS, 2 * M)
+    grad_query_in_strides = by_token(tokens, GROUPS * RATIO, 2 * M)
+    grad_key_in_strides = by_token(tokens, GROUPS, 2 * M)
+    grad_field_strides = by_head(tokens, GROUPS, 2 * M)
     token = tl.program_id(0).to(tl.int64) * T + tl.arange(0, T)
     group = tl.program_id(1).to(tl.int64)
     sequence = tl.program_id(2).to(tl.int64)
@@ -91,9 +91,9 @@ def turn_gradient_kernel(
 
     z_real, z_imaginary = load_complex(field, field_strides, sequence, group, token, frequency, exists, M)
     y_real, y_imaginary = load_complex(key, key_strides, sequence, group, token, frequency, exists, M)
-    g_real, g_imaginary = load_complex(key_slope, key_slope_strides, sequence, group, token, frequency, exists, M)
+    g_real, g_imaginary = load_complex(grad_key, grad_key_strides, sequence, group, token, frequency, exists, M)
     store_complex(
-        key_gradient, key_gradient_strides, sequence, group, token, frequency, exists,
+        grad_key_in, grad_key_in_strides, sequence, group, token, frequency, exists,
         z_real * g_real + z_imaginary * g_imaginary, z_real * g_imaginary - z_imaginary * g_real, M,
     )  # fmt: skip
     sum_real = y_real * g_real + y_imaginary * g_imaginary
@@ -101,11 +101,9 @@ def turn_gradient_kernel(
     for index in tl.static_range(RATIO):
         head = group * RATIO + index
         y_real, y_imaginary = load_complex(query, query_strides, sequence, head, token, frequency, exists, M)
-        g_real, g_imaginary = load_complex(
-            query_slope, query_slope_strides, sequence, head, token, frequency, exists, M
-        )
+        g_real, g_imaginary = load_complex(grad_query, grad_query_strides, sequence, head, token, frequency, exists, M)
         store_complex(
-            query_gradient, query_gradient_strides, sequence, head, token, frequency, exists,
+            grad_query_in, grad_query_in_strides, sequence, head, token, frequency, exists,
             z_real * g_real + z_imaginary * g_imaginary, z_real * g_imaginary - z_imaginary * g_real, M,
         )  # fmt: skip
         sum_real += y_real * g_real + y_imaginary * g_imaginary
@@ -115,25 +113,25 @@ def turn_gradient_kernel(
     # where the field is zero, nothing of x is left in y
     inverse = tl.where(square > 0.0, 1.0 / tl.where(square > 0.0, square, 1.0), 0.0)
     store_complex(
-        field_gradient, field_gradient_strides, sequence, group, token, frequency, exists,
+        grad_field, grad_field_strides, sequence, group, token, frequency, exists,
         (sum_real * z_real - sum_imaginary * z_imaginary) * inverse,
         (sum_real * z_imaginary + sum_imaginary * z_real) * inverse, M,
     )  # fmt: skip
 
 
-def turn_gradients(
+def apply_rotary_backward(
     gradients: tuple[Tensor, Tensor, Tensor],
-    query_slope: Tensor,
-    key_slope: Tensor,
+    grad_query: Tensor,
+    grad_key: Tensor,
     query: Tensor,
     key: Tensor,
     field: Tensor,
 ) -> None:
-    """Write what reference.turn_gradients gives: queries [B, H, N, D], keys and field [B, G, N, D].
+    """Write what reference.apply_rotary_backward gives: queries [B, H, N, D], keys and field [B, G, N, D].
 
     Gradients of queries and keys have the heads of a token together, that of the field is contiguous.
     """
-    read = [dense(tensor) for tensor in (query_slope, key_slope, query, key, field)]
+    read = [dense(tensor) for tensor in (grad_query, grad_key, query, key, field)]
 
     def plan() -> Plan:
         batch, groups, tokens, dim = field.shape
@@ -151,4 +149,4 @@ def turn_gradients(
             },
         )
 
-    launch(turn_gradient_kernel, (*gradients, *read), None, plan)
+    launch(rotary_backward_kernel, (*gradients, *read), None, plan)

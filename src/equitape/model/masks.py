@@ -28,7 +28,7 @@ from ..encodings.positions import (
     runs_from_restarts,
     sequence_extent,
 )
-from .attention import AttentionView
+from .attention import AttentionMask
 from .configuration import EquitapeConfig
 
 BLOCK_MASK_TOKENS = 512
@@ -95,7 +95,7 @@ def seen_tokens(encoding: PositionalEncoding, x: Tensor, attention_mask: Mask, f
     return torch.nn.functional.pad(row, (first_key, 0), value=True)
 
 
-def build_views(
+def build_masks(
     config: EquitapeConfig,
     encoding: PositionalEncoding,
     x: Tensor,
@@ -103,7 +103,7 @@ def build_views(
     positions: Positions,
     past: Cache | None,
     group_size: int | None = None,
-) -> dict[str, AttentionView]:
+) -> dict[str, AttentionMask]:
     """What each type of layer may see. group_size: that of shifted sparse attention, or None for the plain one."""
     if past is not None and not past.is_compileable and past.get_seq_length() == 0:
         # nothing is cached yet: the first call needs no other mask than one without a cache
@@ -114,12 +114,14 @@ def build_views(
         )
     types = config.layer_types
     return {
-        kind: _build_view(config, encoding, x, attention_mask, positions, past, kind, types.index(kind), group_size)
+        kind: _build_layer_mask(
+            config, encoding, x, attention_mask, positions, past, kind, types.index(kind), group_size
+        )
         for kind in dict.fromkeys(types)
     }
 
 
-def _build_view(
+def _build_layer_mask(
     config: EquitapeConfig,
     encoding: PositionalEncoding,
     x: Tensor,
@@ -129,7 +131,7 @@ def _build_view(
     kind: str,
     layer: int,
     group_size: int | None,
-) -> AttentionView:
+) -> AttentionMask:
     window = config.sliding_window if kind == "sliding_attention" else None
     own_mask = attention_mask[kind] if isinstance(attention_mask, dict) else attention_mask
     num_tokens = x.shape[1]
@@ -142,11 +144,11 @@ def _build_view(
         return join_halves(masks, config.num_attention_heads, group_size)
     mask = _build_mask(config, x, own_mask, positions, past, window, not encoding.adds_bias)
     if not encoding.adds_bias:
-        return AttentionView(mask, None)
+        return AttentionMask(mask, None)
     if past is None:
-        return AttentionView(mask, positions.ids)
+        return AttentionMask(mask, positions.ids)
     seen = seen_tokens(encoding, x, own_mask, first_key)
-    return AttentionView(mask, key_ids(positions.ids, past.get_seq_length(), first_key, num_keys, seen))
+    return AttentionMask(mask, key_ids(positions.ids, past.get_seq_length(), first_key, num_keys, seen))
 
 
 def groups_mask_function(size: int, shift: int) -> MaskFunction:
@@ -158,17 +160,17 @@ def groups_mask_function(size: int, shift: int) -> MaskFunction:
     return mask
 
 
-def join_halves(masks: list[Tensor | BlockMask | None], num_heads: int, group_size: int) -> AttentionView:
-    """A view in which the first half of the query heads sees by the first mask and the others by the second."""
+def join_halves(masks: list[Tensor | BlockMask | None], num_heads: int, group_size: int) -> AttentionMask:
+    """The mask of the first half of the query heads and that of the second, as one."""
     first, second = masks
     if first is None:
-        return AttentionView(None, None, group_size=group_size)
+        return AttentionMask(None, None, group_size=group_size)
     if isinstance(first, BlockMask) and isinstance(second, BlockMask):
-        return AttentionView(first, None, second)
+        return AttentionMask(first, None, second)
     assert isinstance(first, Tensor) and isinstance(second, Tensor)
     half = num_heads // 2
     dense = torch.cat((first.expand(-1, half, -1, -1), second.expand(-1, num_heads - half, -1, -1)), dim=1)
-    return AttentionView(dense, None)
+    return AttentionMask(dense, None)
 
 
 def _build_mask(

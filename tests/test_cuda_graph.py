@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from equitape import replay
-from equitape.replay import CaptureError, capture
+from equitape import cuda_graph
+from equitape.cuda_graph import CaptureError, capture
 
 
 @pytest.fixture
@@ -45,9 +45,9 @@ def cuda(monkeypatch):
     }
     for name, value in stand_ins.items():
         monkeypatch.setattr(torch.cuda, name, value)
-    replay._capture_stream.cache_clear()
+    cuda_graph._capture_stream.cache_clear()
     yield state
-    replay._capture_stream.cache_clear()
+    cuda_graph._capture_stream.cache_clear()
 
 
 DEVICE = torch.device("cuda", 0)

@@ -16,7 +16,7 @@ class CaptureError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Replay:
+class CapturedStep:
     """A captured step. The graph knows only addresses, so what it reads must be kept from being freed."""
 
     graph: Any
@@ -29,7 +29,7 @@ class Replay:
         return self.result
 
 
-def capture(step: Callable[[], Tensor], device: torch.device) -> Replay:
+def capture(step: Callable[[], Tensor], device: torch.device) -> CapturedStep:
     """A step as a CUDA graph. It must have run before, so that kernels are loaded and plans made; now it does nothing.
 
     Raises CaptureError where it cannot be captured.
@@ -48,7 +48,7 @@ def capture(step: Callable[[], Tensor], device: torch.device) -> Replay:
         finally:
             # a capture that fails to end leaves its own stream behind
             torch.cuda.set_stream(stream)
-    return Replay(graph, result, step)
+    return CapturedStep(graph, result, step)
 
 
 @cache

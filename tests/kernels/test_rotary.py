@@ -4,9 +4,9 @@ import pytest
 import torch
 from devices import DEVICES, needs_triton
 
-from equitape.encodings.phasors import multiply, turn
-from equitape.kernels import reference, turn_gradients
-from equitape.kernels.operator import fused_turn_gradients
+from equitape.encodings.phasors import apply_rotary, multiply
+from equitape.kernels import apply_rotary_backward, reference
+from equitape.kernels.operator import fused_rotary_backward
 
 pytestmark = needs_triton
 SHAPES = {
@@ -36,7 +36,7 @@ def draw(shape, field_scale=1.0, seed=0):
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_plain_gradients_are_those_of_autograd(shape):
-    query_slope, key_slope, query, key, field = draw(SHAPES[shape])
+    grad_query, grad_key, query, key, field = draw(SHAPES[shape])
     ratio = query.shape[1] // field.shape[1]
     real, imaginary = field.chunk(2, dim=-1)
     conjugate = torch.cat((real, -imaginary), dim=-1)
@@ -44,8 +44,8 @@ def test_plain_gradients_are_those_of_autograd(shape):
     before = [multiply(query, inverse), multiply(key, inverse), field]
     before = [each.detach().requires_grad_() for each in before]
     turned = multiply(before[0], before[2].repeat_interleave(ratio, dim=1)), multiply(before[1], before[2])
-    expected = torch.autograd.grad(turned, before, (query_slope, key_slope))
-    found = reference.turn_gradients(query_slope, key_slope, query, key, field)
+    expected = torch.autograd.grad(turned, before, (grad_query, grad_key))
+    found = reference.apply_rotary_backward(grad_query, grad_key, query, key, field)
     for each, wanted in zip(found, expected, strict=True):
         # float64 divided by a field that may come near to nothing, and multiplied again
         assert torch.allclose(each, wanted, rtol=1e-10, atol=1e-10)
@@ -54,10 +54,10 @@ def test_plain_gradients_are_those_of_autograd(shape):
 def test_a_field_of_zero_gets_no_plain_gradient():
     """Nor do the queries and keys it turned; the other tokens keep theirs."""
     inputs = list(draw(SHAPES["grouped"]))
-    whole = reference.turn_gradients(*inputs)
+    whole = reference.apply_rotary_backward(*inputs)
     inputs[4] = inputs[4].clone()
     inputs[4][:, :, ::2] = 0
-    found = reference.turn_gradients(*inputs)
+    found = reference.apply_rotary_backward(*inputs)
     for each, before in zip(found, whole, strict=True):
         assert torch.equal(each[:, :, ::2], torch.zeros_like(each[:, :, ::2]))
         assert torch.equal(each[:, :, 1::2], before[:, :, 1::2])
@@ -68,10 +68,10 @@ def test_a_field_of_zero_gets_no_plain_gradient():
 @pytest.mark.parametrize("shape", SHAPES)
 def test_fused_gradients_by_the_twice_rule(shape, dtype, device):
     inputs = draw(SHAPES[shape], field_scale=0.5)
-    exact = reference.turn_gradients(*inputs)
+    exact = reference.apply_rotary_backward(*inputs)
     inputs = [each.to(device, dtype) for each in inputs]
-    plain = reference.turn_gradients(*inputs)
-    for found, usual, true in zip(turn_gradients(*inputs), plain, exact, strict=True):
+    plain = reference.apply_rotary_backward(*inputs)
+    for found, usual, true in zip(apply_rotary_backward(*inputs), plain, exact, strict=True):
         assert found.dtype == dtype
         error, allowed = ((each.cpu().double() - true).norm() for each in (found, usual))
         # both compute in float32 and round once; orders of summation differ
@@ -82,7 +82,7 @@ def test_fused_gradients_by_the_twice_rule(shape, dtype, device):
 def test_a_field_of_zero_gets_no_gradient(device):
     inputs = [each.float().to(device) for each in draw(SHAPES["grouped"])]
     inputs[4][:, :, ::2] = 0
-    found = turn_gradients(*inputs)
+    found = apply_rotary_backward(*inputs)
     assert all(torch.isfinite(each).all() for each in found)
     assert not found[2][:, :, ::2].any()
     assert found[2][:, :, 1::2].any()
@@ -91,11 +91,11 @@ def test_a_field_of_zero_gets_no_gradient(device):
 @pytest.mark.parametrize("device", DEVICES)
 def test_strided_operands(device):
     """The field is half of a widened value, and attention's gradients lie as attention likes."""
-    query_slope, key_slope, query, key, field = (each.float().to(device) for each in draw(SHAPES["grouped"]))
-    expected = reference.turn_gradients(query_slope, key_slope, query, key, field)
+    grad_query, grad_key, query, key, field = (each.float().to(device) for each in draw(SHAPES["grouped"]))
+    expected = reference.apply_rotary_backward(grad_query, grad_key, query, key, field)
     widened = torch.cat((torch.randn_like(field), field), dim=-1)[..., field.shape[-1] :]
     sparse = key.repeat_interleave(2, dim=-1)[..., ::2]
-    found = turn_gradients(query_slope.contiguous(), key_slope.contiguous(), query.contiguous(), sparse, widened)
+    found = apply_rotary_backward(grad_query.contiguous(), grad_key.contiguous(), query.contiguous(), sparse, widened)
     for each, wanted in zip(found, expected, strict=True):
         # float32, summed in another order
         assert torch.allclose(each, wanted, rtol=1e-5, atol=1e-5)
@@ -105,7 +105,7 @@ def test_strided_operands(device):
 @pytest.mark.parametrize("device", DEVICES)
 def test_operator_is_a_proper_one(device):
     inputs = [each.float().to(device) for each in draw(SHAPES["grouped"])]
-    torch.library.opcheck(fused_turn_gradients, tuple(inputs), test_utils=("test_schema", "test_faketensor"))
+    torch.library.opcheck(fused_rotary_backward, tuple(inputs), test_utils=("test_schema", "test_faketensor"))
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -113,9 +113,9 @@ def test_turn_trains_through_the_fused_gradients(device):
     batch, heads, groups, tokens, dim = SHAPES["grouped"]
     inputs = [torch.randn(batch, count, tokens, dim, device=device) for count in (heads, groups, groups)]
     inputs = [each.requires_grad_() for each in inputs]
-    slopes = [torch.randn_like(each) for each in inputs[:2]]
+    grad_outputs = [torch.randn_like(each) for each in inputs[:2]]
     query, key, field = inputs
-    expected = torch.autograd.grad((multiply(query, field), multiply(key, field)), inputs, slopes)
-    for found, wanted in zip(torch.autograd.grad(turn(*inputs), inputs, slopes), expected, strict=True):
+    expected = torch.autograd.grad((multiply(query, field), multiply(key, field)), inputs, grad_outputs)
+    for found, wanted in zip(torch.autograd.grad(apply_rotary(*inputs), inputs, grad_outputs), expected, strict=True):
         # float32 divided by a field that may come near to nothing
         assert torch.allclose(found, wanted, rtol=1e-4, atol=1e-4)
