@@ -7,7 +7,8 @@ scores, and updates the state. The state is one plain tensor, handed from block 
 Shapes: B batch, N tokens, K keys, H query heads, G key-value heads, D head dimension, C hidden size.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import torch
@@ -26,8 +27,39 @@ ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 RENAMED_HOOKS = {"begin": "initial_state", "values": "extra_values"}
 """Hooks of version 0.1: an encoding that still defines one would otherwise silently do without it."""
 
+INITIALIZER_RANGE = 0.02
+"""Standard deviation of weights outside a model, as a configuration's default."""
 
-class HookedModule(nn.Module):
+
+class InitialisedType(type):
+    """The type of classes whose objects initialise their parameters as the last step of construction."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        module = super().__call__(*args, **kwargs)
+        with separate_random_stream(module):
+            module.reset_parameters(INITIALIZER_RANGE)
+        return module
+
+
+@contextmanager
+def separate_random_stream(module: nn.Module) -> Iterator[None]:
+    """Draw random numbers for a module's own parameters without moving on the streams that everything else draws from.
+
+    A model initialises its encodings again, from its own stream: a seed gives the same weights with and without this.
+    """
+    device = next((parameter.device for parameter in module.parameters(recurse=False)), torch.device("meta"))
+    if device.type == "meta":
+        # nothing to draw
+        yield
+        return
+    devices = [] if device.type == "cpu" else [device]
+    with torch.random.fork_rng(devices, device_type=device.type if devices else "cuda"):
+        # other numbers than those that whatever is constructed next will draw
+        torch.default_generator.manual_seed(int(torch.randint(2**62, (), device="cpu")))
+        yield
+
+
+class HookedModule(nn.Module, metaclass=InitialisedType):
     """A module of several entrances: `module("hook", ...)` runs `module.hook(...)`.
 
     The model calls every hook this way, through `forward`, since that is what wrappers such as accelerate's offloading
@@ -45,7 +77,10 @@ class HookedModule(nn.Module):
                 raise TypeError(f"{cls.__name__} defines the hook {old!r}, which is now called {new!r}; rename it.")
 
     def reset_parameters(self, std: float) -> None:
-        """Initialise bare parameters (submodules such as nn.Linear are initialised by the model)."""
+        """Initialise bare parameters. Called after construction, and again by the model with its initializer_range.
+
+        Submodules such as nn.Linear initialise themselves, and the model does it again.
+        """
 
 
 class LayerEncoding(HookedModule):
