@@ -35,6 +35,7 @@ SHIPPED = {
     "state-tracking",
     "state-tracking-copy",
     "state-tracking-s5",
+    "retrieval",
     "lm-books",
     "c4-155m",
     "ablation-updates",

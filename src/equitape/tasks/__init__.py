@@ -13,6 +13,7 @@ for _name, _place in {
     "reverse": "copying:Reverse",
     "selective_copy": "copying:SelectiveCopy",
     "flip_flop": "flip_flop:FlipFlop",
+    "retrieval": "retrieval:Retrieval",
     "parity": "parity:Parity",
     "s5": "groups:S5",
     "a5": "groups:A5",

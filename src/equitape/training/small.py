@@ -9,6 +9,7 @@ TASKS: dict[str, dict[str, Any]] = {
     "reverse": {"trained_symbols": 6, "tested_symbols": 12, "samples": 8},
     "selective_copy": {"symbols": 8, "blanks": 8, "dense_blanks": 4, "sparse_blanks": 16, "samples": 8},
     "flip_flop": {"length": 64, "samples": 16},
+    "retrieval": {"length": 32, "needles": 4, "queries": 2, "samples": 64, "depths": 4},
     "parity": {"trained_steps": 8, "tested_steps": 16, "samples": 32},
     "s5": {"trained_steps": 8, "tested_steps": 16, "samples": 32},
     "a5": {"trained_steps": 8, "tested_steps": 16, "samples": 32},
