@@ -1,55 +1,328 @@
-"""Settings: keyword-only dataclasses made from plain dictionaries, unknown keys refused."""
+"""Settings: frozen dataclasses whose annotations are the one definition of type, default, limits and help.
 
-import types
-from dataclasses import asdict, dataclass, fields, is_dataclass
-from typing import Any, Self, Union, get_args, get_origin, get_type_hints
+A field's type is its annotation, with limits such as `Annotated[int, Ge(1)]` and choices such as `Literal["a", "b"]`.
+Its help is the docstring below it. Recipes, command-line options and the documentation's tables are made from these.
+pydantic checks the values, whether they come from `parse` or from the constructor. It refuses NaN and infinity in every
+field of type float; `Annotated[float, AllowInfNan(True)]` allows them.
+"""
+
+import ast
+import inspect
+import logging
+import math
+import textwrap
+from collections.abc import Iterable, Iterator
+from dataclasses import MISSING, asdict, dataclass, fields
+from functools import cache, partial
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self, Union, get_args, get_origin
+from typing import get_type_hints as read_type_hints
+
+from annotated_types import Ge, Gt, Le, Len, Lt
 
 from .registry import describe_choices
+from .values import Commas
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
+__all__ = ["Field", "Ge", "Gt", "Le", "Len", "Lt", "Settings", "describe_settings", "field_help", "list_fields"]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Base of the options of encodings and tasks and of the parts of recipes. Subclasses check in `__post_init__`."""
+    """Base of all settings. Subclasses are frozen, keyword-only dataclasses.
+
+    `__post_init__` of a subclass runs after every field was checked; it is the place for rules that involve several.
+    """
+
+    # without an annotation, which would make it look like a setting
+    aliases = dict[str, str]()
+    """Old names of settings and the names that replaced them. `parse` accepts both and logs one note per old name."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        own = cls.__dict__.get("__post_init__")
+
+        def check_then_run(self: Settings) -> None:
+            if type(self) is cls:
+                self._check_fields()
+            if own is not None:
+                own(self)
+            else:
+                super(cls, self).__post_init__()  # type: ignore[misc]
+
+        cls.__post_init__ = check_then_run  # type: ignore[method-assign]
+
+    def __post_init__(self) -> None:
+        """Rules of a subclass that involve several fields."""
+
+    def _check_fields(self) -> None:
+        hints = type_hints(type(self))
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            checked = check_value(value, hints[entry.name], entry.name)
+            if checked is not value:
+                object.__setattr__(self, entry.name, checked)
 
     @classmethod
     def parse(cls, given: dict[str, Any], owner: str) -> Self:
-        """Build the settings from a dictionary; `owner` names whose they are in error messages."""
-        hints = get_type_hints(cls)
-        values = {}
+        """Build settings from plain data. `owner` names them in error messages, for example "Encoding 'tape'"."""
+        hints = type_hints(cls)
+        values: dict[str, Any] = {}
         for key, value in given.items():
-            if key not in hints:
+            name = cls.aliases.get(key, key)
+            if name not in hints:
                 raise ValueError(f"{owner} has no option {key!r}.{describe_choices(key, hints) if hints else ''}")
-            values[key] = _convert(value, hints[key], f"{owner}: option {key!r}")
+            if name in values:
+                raise ValueError(f"{owner}: {name} is given twice, the second time as {key}; give it once.")
+            if name != key:
+                note_alias(owner, key, name)
+            inner = owner.rpartition(": ")[2].replace(".", "_").isidentifier()
+            where = f"{owner}{'.' if inner else ': '}{name}"
+            nested = settings_class(hints[name])
+            if nested is not None and isinstance(value, dict):
+                values[name] = nested.parse(value, where)
+            else:
+                values[name] = check_value(value, hints[name], where)
+        missing = [entry.name for entry in fields(cls) if is_required(entry) and entry.name not in values]
+        if missing:
+            raise ValueError(f"{owner} needs {' and '.join(missing)}.")
         return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, fit for JSON; settings left at None are left out."""
+        """Plain data, without settings that are None."""
         return {key: value for key, value in asdict(self).items() if value is not None}
 
 
-def _convert(value: Any, hint: Any, where: str) -> Any:
-    """Check one value against its annotation; nested options come as dictionaries."""
-    alternatives = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-    for kind in alternatives:
-        if is_dataclass(kind) and isinstance(value, dict):
-            return kind.parse(value, where)  # type: ignore[union-attr]
-        if kind is type(None) and value is None:
-            return None
-        if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
-            return float(value)
-        plain = get_origin(kind) or kind
-        if isinstance(plain, type) and isinstance(value, plain) and (plain is bool or not isinstance(value, bool)):
-            return value
-        if plain is tuple and isinstance(value, list):
-            return tuple(value)
-    names = " or ".join(_describe(kind) for kind in alternatives)
-    raise ValueError(f"{where} is {value!r}, a {type(value).__name__}; it must be {names}.")
+@cache
+def note_alias(owner: str, old: str, new: str) -> None:
+    """Say once that a setting has a new name."""
+    logger.warning("%s: %s is now called %s; the old name still works.", owner, old, new)
 
 
-def _describe(kind: Any) -> str:
-    """What a value of a type looks like where it is written."""
-    plain = get_origin(kind) or kind
-    return "a list, as [1, 2]" if plain is tuple else getattr(plain, "__name__", str(plain))
+_hints: dict[type[Settings], dict[str, Any]] = {}
+
+
+def type_hints(cls: type[Settings]) -> dict[str, Any]:
+    """The annotations of all fields, limits included, in the order of declaration."""
+    if cls not in _hints:
+        hints = read_type_hints(cls, include_extras=True)
+        _hints[cls] = {entry.name: hints[entry.name] for entry in fields(cls)}
+    return _hints[cls]
+
+
+def is_required(entry: Any) -> bool:
+    """Whether a dataclass field has no default."""
+    return entry.default is MISSING and entry.default_factory is MISSING
+
+
+def check_value(value: Any, hint: Any, where: str) -> Any:
+    """The value as its annotation wants it: lists become tuples, whole numbers become floats where needed."""
+    from pydantic import ValidationError
+
+    if isinstance(value, Commas) and not {tuple, Any} & set(kinds(hint)):
+        value = value.text
+    try:
+        return adapter(hint).validate_python(value)
+    except ValidationError:
+        pass
+    shown = value.text if isinstance(value, Commas) else value
+    allowed = describe_type(hint, finite=isinstance(value, float) and not math.isfinite(value))
+    choices = [choice for kind in alternatives(hint) for choice in literals(kind)]
+    hint_of_choice = ""
+    if isinstance(value, str) and choices:
+        hint_of_choice = describe_choices(value, map(str, choices)).partition(" Allowed:")[0]
+    raise ValueError(f"{where} is {shown!r}; it must be {allowed}.{hint_of_choice}")
+
+
+@cache
+def adapter(hint: Any) -> "TypeAdapter[Any]":
+    """pydantic's check of an annotation, made once."""
+    from pydantic import ConfigDict, TypeAdapter
+
+    config = ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
+    return TypeAdapter(for_pydantic(hint), config=config)
+
+
+def for_pydantic(hint: Any) -> Any:
+    """The annotation as pydantic checks it: exact types, but lists for tuples, text for paths, 1e6 for 1000000."""
+    from pydantic import BeforeValidator, Strict
+
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return Annotated[for_pydantic(parts[0]), *parts[1:]]
+    if origin in (Union, UnionType):
+        return Union[tuple(map(for_pydantic, parts))]  # noqa: UP007  made of values, not written out
+    if hint is tuple or origin is tuple:
+        inner = tuple[tuple(part if part is ... else for_pydantic(part) for part in parts)] if parts else tuple  # type: ignore[misc]
+        return Annotated[inner, Strict(False), BeforeValidator(refuse_sets)]
+    if origin is dict:
+        return dict[for_pydantic(parts[0]), for_pydantic(parts[1])]  # type: ignore[misc]
+    if hint is int:
+        return Annotated[int, BeforeValidator(whole_number)]
+    if hint is Path:
+        return Annotated[Path, Strict(False)]
+    if isinstance(hint, type) and issubclass(hint, Settings):
+        return Annotated[Any, BeforeValidator(partial(require_instance, cls=hint))]
+    return hint
+
+
+def whole_number(value: Any) -> Any:
+    """1e6 as 1000000."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def refuse_sets(value: Any) -> Any:
+    """Only what has an order becomes a tuple."""
+    if not isinstance(value, (list, tuple)):
+        raise ValueError("not a list")
+    return value
+
+
+def require_instance(value: Any, cls: type[Settings]) -> Any:
+    """Nested settings that were parsed before."""
+    if not isinstance(value, cls):
+        raise ValueError(f"not a {cls.__name__}")
+    return value
+
+
+def alternatives(hint: Any) -> tuple[Any, ...]:
+    """The members of a union, or the annotation itself."""
+    if get_origin(hint) is Annotated and get_origin(get_args(hint)[0]) in (Union, UnionType):
+        return alternatives(get_args(hint)[0])
+    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+
+
+def kinds(hint: Any) -> list[Any]:
+    """The plain types of an annotation: [int, NoneType] for `Annotated[int, Ge(1)] | None`."""
+    bare = [get_args(kind)[0] if get_origin(kind) is Annotated else kind for kind in alternatives(hint)]
+    return [get_origin(kind) or kind for kind in bare]
+
+
+def literals(hint: Any) -> tuple[Any, ...]:
+    """The choices of a Literal; of a tuple of them too."""
+    if get_origin(hint) is Literal:
+        return get_args(hint)
+    return tuple(choice for part in get_args(hint) for choice in literals(part))
+
+
+def settings_class(hint: Any) -> type[Settings] | None:
+    """The class of nested settings in an annotation, or None."""
+    return next((kind for kind in kinds(hint) if isinstance(kind, type) and issubclass(kind, Settings)), None)
+
+
+def describe_type(hint: Any, finite: bool = False) -> str:
+    """What a value must be, in words: "a whole number of 1 or more, or null"."""
+    words = [_describe_kind(kind, finite) for kind in alternatives(hint) if kind is not NoneType]
+    text = " or ".join(dict.fromkeys(words))
+    return f"{text}, or null" if NoneType in alternatives(hint) else text
+
+
+def _describe_kind(kind: Any, finite: bool) -> str:
+    limits: tuple[Any, ...] = ()
+    if get_origin(kind) is Annotated:
+        kind, *rest = get_args(kind)
+        limits = tuple(rest)
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin is Literal:
+        choices = [repr(part) if isinstance(part, str) else str(part).lower() for part in parts]
+        return choices[0] if len(choices) == 1 else f"one of {', '.join(choices)}"
+    if kind is tuple or origin is tuple:
+        return _describe_list(parts, finite)
+    if kind is dict or origin is dict:
+        return "a dictionary, for example {key: value}"
+    if isinstance(kind, type) and issubclass(kind, Settings):
+        return "a dictionary of settings"
+    number = "a finite number" if finite else "a number"
+    words = {int: "a whole number", float: number, bool: "true or false", str: "text", Path: "a path", Any: "anything"}
+    return words.get(kind, getattr(kind, "__name__", str(kind))) + _describe_limits(limits)
+
+
+def _describe_list(parts: tuple[Any, ...], finite: bool) -> str:
+    of = [part for part in parts if part is not ...]
+    if not of or of[0] is Any:
+        return "a list, for example [1, 2]"
+    inner = _describe_kind(of[0], finite)
+    if parts[-1] is not ...:
+        return f"a list of {len(of)}, each {inner}"
+    return f"a list, for example [{'1, 2' if int in kinds(of[0]) or float in kinds(of[0]) else 'a, b'}], each {inner}"
+
+
+def _describe_limits(limits: Iterable[Any]) -> str:
+    low = next((limit for limit in limits if isinstance(limit, (Ge, Gt))), None)
+    high = next((limit for limit in limits if isinstance(limit, (Le, Lt))), None)
+    if high is None:
+        return f" of {low.ge} or more" if isinstance(low, Ge) else f" above {low.gt}" if low else ""
+    most = high.le if isinstance(high, Le) else high.lt
+    end = f"{most:g}" if float(f"{most:g}") == most else str(most)
+    if isinstance(low, Ge):
+        return f" from {low.ge} to {'' if isinstance(high, Le) else 'below '}{end}"
+    above = f" above {low.gt} and" if low else ""
+    return f"{above} {'at most' if isinstance(high, Le) else 'below'} {end}"
+
+
+class Field(NamedTuple):
+    """One setting, as help and tables show it."""
+
+    name: str
+    """With the names of the settings it belongs to: train.steps."""
+    default: str
+    """Empty where there is none, or where it is null."""
+    help: str
+    hint: Any
+    """Its annotation."""
+
+
+def list_fields(cls: type[Settings], prefix: str = "") -> list[Field]:
+    """Every setting of a class, nested ones behind the one they belong to."""
+    return list(_walk(cls, prefix))
+
+
+def _walk(cls: type[Settings], prefix: str) -> Iterator[Field]:
+    hints, words = type_hints(cls), field_help(cls)
+    for entry in fields(cls):
+        nested = settings_class(hints[entry.name])
+        name = f"{prefix}{entry.name}"
+        default = "" if nested or is_required(entry) else show_default(default_of(entry))
+        yield Field(name, default, words.get(entry.name, ""), hints[entry.name])
+        if nested:
+            yield from _walk(nested, f"{name}.")
+
+
+def default_of(entry: Any) -> Any:
+    """The default of a dataclass field."""
+    return entry.default if entry.default_factory is MISSING else entry.default_factory()
+
+
+def show_default(value: Any) -> str:
+    """A default as people write it; nothing for null and for what is empty."""
+    if value is None or value in ("", (), {}):
+        return ""
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def field_help(cls: type[Settings]) -> dict[str, str]:
+    """The docstring below every field, by name, those of base classes included; empty without source files."""
+    found: dict[str, str] = {}
+    for base in reversed([base for base in cls.__mro__ if issubclass(base, Settings)]):
+        try:
+            body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
+        except (OSError, TypeError):
+            continue
+        assert isinstance(body, ast.ClassDef)
+        for statement, following in zip(body.body, body.body[1:], strict=False):
+            if (
+                isinstance(statement, ast.AnnAssign)
+                and isinstance(statement.target, ast.Name)
+                and isinstance(following, ast.Expr)
+                and isinstance(following.value, ast.Constant)
+            ):
+                found[statement.target.id] = " ".join(str(following.value.value).split())
+    return found
 
 
 def describe_settings(cls: type[Settings]) -> dict[str, Any]:

@@ -343,7 +343,7 @@ def test_the_command_converts(room, tmp_path):
         (["--data", "DATA"], "Training needs --out"),
         (["--data", "DATA", "--out", "OUT"], "Say how long to train: --steps or --tokens"),
         (["--data", "DATA", "--out", "OUT", "--steps", "1", "--dtype", "float32"], "training has --precision"),
-        (["--data", "DATA", "--out", "OUT", "--steps", "0"], "steps is 0; it must be 1 or more"),
+        (["--data", "DATA", "--out", "OUT", "--steps", "0"], "train.steps is 0; it must be a whole number from 1"),
         (["--data", "DATA", "--out", "OUT", "--steps", "1", "--adapter", "x"], "leave out --data"),
         (["--eval-lengths", "1k"], "does not read as whole numbers"),
         (["--eval-data", "books"], "does not read as NAME=VALUE"),

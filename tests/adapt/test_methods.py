@@ -202,7 +202,7 @@ def test_longlora_trains_in_groups_and_answers_in_full():
         ({"scaling": "yran", "context": 99}, r"There is no scaling 'yran'. Did you mean 'yarn'\?"),
         ({"contxt": 3}, r"adapt has no option 'contxt'. Did you mean 'context'\?"),
         ({"context": 0}, "context is 0; it must be 1 or more"),
-        ({"context": 1.5}, "context.* is 1.5, a float; it must be int"),
+        ({"context": 1.5}, "context is 1.5; it must be a whole number"),
         ({"scaling": "linear"}, "context is None, give one above 64"),
         ({"scaling": "linear", "context": 64}, "context is 64, give one above 64"),
         ({"method": "lora", "lora_rank": 0}, "lora_rank is 0; it must be 1 or more"),

@@ -112,7 +112,7 @@ def test_multiply_is_the_complex_product():
     ("options", "message"),
     [
         ({"kind": "yarm"}, "Did you mean 'yarn'"),
-        ({"kind": "linear", "factor": 0.5}, "must be 1 or more"),
+        ({"kind": "linear", "factor": 0.5}, "must be a number of 1 or more"),
         ({"kind": "yarn", "factor": 2.0}, "original_max_positions"),
         ({"kind": "theta"}, "the new base"),
         ({"kind": "llama3", "original_max_positions": 8, "high_freq_factor": 1.0}, "high_freq_factor"),

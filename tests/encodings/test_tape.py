@@ -300,8 +300,8 @@ def test_number_of_parameters_is_the_papers():
         ({"scaling": {"kind": "dynamic", "factor": 2.0, "original_max_positions": 8}}, "cannot be 'dynamic'"),
         ({"init": "fourier", "scaling": {"kind": "ntk", "factor": 2.0}}, "use 'linear'"),
         ({"mixersize": 3}, "no option 'mixersize'. Did you mean 'mixer_size'"),
-        ({"normalize": "yes"}, "must be bool"),
-        ({"theta": True}, "must be float"),
+        ({"normalize": "yes"}, "must be true or false"),
+        ({"theta": True}, "must be a number"),
     ],
 )
 def test_bad_options(options, message):

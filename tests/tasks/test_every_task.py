@@ -136,7 +136,7 @@ def test_parts_of_an_evaluation_draw_their_own_numbers():
         ("addition", {"trained_digits": 2, "stride": 3}, "skip all trained sizes"),
         ("addition", {"samples": 0}, "samples is 0"),
         ("addition", {"method": "beam"}, "no method 'beam'"),
-        ("addition", {"stride": "2"}, "it must be int"),
+        ("addition", {"stride": "2"}, "it must be a whole number"),
         ("multiplication", {"tested_digits": 1}, "less than trained_digits"),
         ("copy", {"alphabet": 0}, "alphabet is 0"),
         ("reverse", {"tested_symbols": 1}, "less than trained_symbols"),

@@ -189,7 +189,7 @@ def test_short_documents_are_scored_joined(options, tmp_path):
         ({"tokenizer": "lost/folder"}, "There is no tokenizer in 'lost/folder'"),
         ({"length": 1}, "needs a length of 2 or more; it is 1"),
         ({"factors": [2, 4]}, "with 1 among them; they are 2, 4"),
-        ({"factors": [1, 0.5]}, "whole numbers"),
+        ({"factors": [1, 0.5]}, "each a whole number"),
         ({"eval_tokens": 0}, "eval_tokens of 1 or more; it is 0"),
         ({"lenght": 8}, "Task 'text' has no option 'lenght'. Did you mean 'length'"),
     ],

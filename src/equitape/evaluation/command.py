@@ -12,7 +12,7 @@ from rich.table import Table
 from ..registry import describe_choices
 from ..report.tables import duration, readable
 from ..settings import describe_settings
-from ..training.recipe import parse_yaml
+from ..values import parse_value, split_pair
 from . import EVALUATIONS, build_evaluation, load_subject, rescore
 from .base import EvaluationTask
 from .runner import make_plan, run_plan
@@ -92,11 +92,9 @@ def build_tasks(names: tuple[str, ...], overrides: tuple[str, ...]) -> list[Eval
     """Every task with its options: key=value for all that have such an option, TASK.key=value for one of them."""
     options: dict[str, dict[str, Any]] = {name: {} for name in names}
     for override in overrides:
-        path, equals, text = override.partition("=")
-        if not equals or not path:
-            raise ValueError(f"{override!r} is no option; write key=value, for example lengths=[1024,8192].")
+        path, text = split_pair(override, "lengths=1024,8192")
         owner, dot, key = path.rpartition(".")
-        value = parse_yaml(text, f"The value of {path}")
+        value = parse_value(text, f"The value of {path}")
         if dot:
             if owner not in options:
                 raise ValueError(f"{override!r}: there is no task {owner!r} here.{describe_choices(owner, options)}")

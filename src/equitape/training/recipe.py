@@ -1,17 +1,17 @@
 """Recipes: a YAML file that says everything about a comparison, read into dataclasses; unknown keys are refused."""
 
-import math
 import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
 
 from ..registry import describe_choices
-from ..settings import Settings
+from ..settings import Ge, Gt, Le, Lt, Settings
+from ..values import parse_yaml, set_value
 from .files import plain
-from .settings import TrainSettings
+from .settings import Seed, TrainSettings
 from .small import reduce
 
 SHIPPED = Path(__file__).parent.parent / "recipes"
@@ -20,11 +20,14 @@ BUDGETS = ("train.steps=", "train.tokens=", "train.minutes=")
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings(Settings):
-    """Sizes of the decoder, under the names `EquitapeConfig` has for them."""
+    """Sizes of the decoder, under the names `EquitapeConfig` has for them.
+
+    `EquitapeConfig` checks all other sizes, since it knows how they depend on each other.
+    """
 
     hidden_size: int = 256
     """Width."""
-    intermediate_size: int = 512
+    intermediate_size: Annotated[int, Ge(1)] = 512
     """Width of the feed-forward part."""
     num_hidden_layers: int = 6
     """Blocks, counted as often as they are applied."""
@@ -40,38 +43,24 @@ class ModelSettings(Settings):
     """How far back attention sees; everything when left out."""
     qk_norm: bool = False
     """Norms on queries and keys."""
-    attention_dropout: float = 0.0
+    attention_dropout: Annotated[float, Ge(0), Lt(1)] = 0.0
     """Dropout of attention weights while training."""
     tie_word_embeddings: bool = False
     """Whether input and output share one table of embeddings."""
-    initializer_range: float = 0.02
+    initializer_range: Annotated[float, Ge(0)] = 0.02
     """Spread of the weights at the start."""
     max_position_embeddings: int | None = None
     """Rows of a learned table and range of random ids; the longest tested length when left out."""
-
-    def __post_init__(self) -> None:
-        # all other sizes are checked by `EquitapeConfig`, which knows how they depend on each other
-        if self.intermediate_size < 1:
-            raise ValueError(f"model: intermediate_size is {self.intermediate_size}; it must be 1 or more.")
-        if not 0 <= self.attention_dropout < 1:
-            raise ValueError(f"model: attention_dropout is {self.attention_dropout}; it is a share, from 0 to below 1.")
-        if not 0 <= self.initializer_range < math.inf:
-            raise ValueError(f"model: initializer_range is {self.initializer_range}; it must be a number of 0 or more.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationSettings(Settings):
     """How much is evaluated."""
 
-    share: float = 1.0
+    share: Annotated[float, Gt(0), Le(1)] = 1.0
     """Share of the task's full evaluation that is done after training."""
-    share_while_training: float = 0.05
+    share_while_training: Annotated[float, Gt(0), Le(1)] = 0.05
     """Share that is done every `train.eval_every` steps."""
-
-    def __post_init__(self) -> None:
-        for name in ("share", "share_while_training"):
-            if not 0 < getattr(self, name) <= 1:
-                raise ValueError(f"evaluation: {name} is {getattr(self, name)}; it must be above 0 and at most 1.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +89,7 @@ class Recipe(Settings):
     encodings: tuple[Any, ...] = ()
     """A list of kinds, or of {kind: ..., label: ..., seeds: [...], and the encoding's own options}; or of
     {start: FOLDER, label: ..., seeds: [...]} to go on from checkpoints, whose sizes and encodings are their own."""
-    seeds: tuple[int, ...] = (0,)
+    seeds: tuple[Seed, ...] = (0,)
     """Seeds of weights, data and dropout; each encoding is trained once with each, unless it names its own."""
     train: TrainSettings = field(default_factory=TrainSettings)
     """Budget, optimizer and bookkeeping, the same for every encoding."""
@@ -166,39 +155,17 @@ def slug(label: str) -> str:
 
 def check_seeds(seeds: Any, where: str) -> tuple[int, ...]:
     """At least one, each once."""
-    if not isinstance(seeds, (list, tuple)) or not seeds or not all(type(seed) is int and seed >= 0 for seed in seeds):
-        raise ValueError(f"{where}: {seeds!r} is no list of seeds; give whole numbers, for example [0, 1, 2].")
+    if (
+        not isinstance(seeds, (list, tuple))
+        or not seeds
+        or not all(type(seed) is int and 0 <= seed < 2**32 for seed in seeds)
+    ):
+        raise ValueError(
+            f"{where}: {seeds!r} is not a list of seeds; give whole numbers from 0 to below 2**32, for example [0, 1]."
+        )
     if len(set(seeds)) < len(seeds):
         raise ValueError(f"{where}: {list(seeds)} names a seed twice, which would only repeat a run.")
     return tuple(seeds)
-
-
-class Loader(yaml.SafeLoader):
-    """YAML as people write numbers: 1e-4 is one, and a key given twice is an error."""
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        keys = [key.value for key, _ in node.value]
-        twice = sorted({key for key in keys if keys.count(key) > 1})
-        if twice:
-            raise yaml.constructor.ConstructorError(None, None, f"the key {twice[0]!r} is given twice", node.start_mark)
-        return super().construct_mapping(node, deep)
-
-
-# a copy, since SafeLoader shares its table with everybody
-Loader.yaml_implicit_resolvers = {key: list(value) for key, value in yaml.SafeLoader.yaml_implicit_resolvers.items()}
-Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
-)
-
-
-def parse_yaml(text: str, where: str) -> Any:
-    """YAML to plain data; what is none is told in one line."""
-    try:
-        return yaml.load(text, Loader)  # a SafeLoader
-    except yaml.YAMLError as error:
-        place = getattr(error, "problem_mark", None)
-        line = f", line {place.line + 1}" if place else ""
-        raise ValueError(f"{where}{line} is not YAML: {getattr(error, 'problem', None) or error}.") from None
 
 
 def available_recipes() -> list[str]:
@@ -227,7 +194,7 @@ def load_recipe(source: str | Path, overrides: list[str] | tuple[str, ...] = (),
         # a budget takes the place of the recipe's own
         content["train"] = {key: value for key, value in content["train"].items() if f"train.{key}=" not in BUDGETS}
     for override in overrides:
-        apply_override(content, override)
+        set_value(content, override)
     return parse_recipe(content, where)
 
 
@@ -249,22 +216,6 @@ def find_recipe(source: str | Path) -> Path:
     if not shipped.is_file():
         raise ValueError(f"There is no recipe {str(source)!r}.{describe_choices(source, available_recipes())}")
     return shipped
-
-
-def apply_override(content: dict[str, Any], override: str) -> None:
-    """Set "a.b=value" in plain data; the value is read as YAML."""
-    path, equals, text = override.partition("=")
-    keys = path.split(".")
-    if not equals or not all(keys):
-        raise ValueError(f"{override!r} is no override; write key=value, for example train.steps=100.")
-    place = content
-    for depth, key in enumerate(keys[:-1]):
-        place = place.setdefault(key, {})
-        if not isinstance(place, dict):
-            raise ValueError(
-                f"{override!r}: {'.'.join(keys[: depth + 1])} is {place!r}, which has nothing inside to set."
-            )
-    place[keys[-1]] = parse_yaml(text, f"The value of {path}")
 
 
 def spell_out(recipe: Recipe) -> Recipe:

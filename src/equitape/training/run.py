@@ -16,6 +16,7 @@ from torch.nn.functional import pad
 
 from ..model import EquitapeConfig, EquitapeForCausalLM
 from ..tasks.base import IGNORED, Evaluation, Task
+from ..values import parse_yaml
 from . import checkpoints
 from .bars import without_bars
 from .environment import describe_environment
@@ -23,7 +24,7 @@ from .files import plain, write_json, write_text
 from .fit import MODEL, fit, uses_bf16, uses_compiler
 from .log import LOG, read_log, thin
 from .plan import Plan
-from .recipe import Recipe, parse_recipe, parse_yaml, resolved, slug, spell_out, to_yaml
+from .recipe import Recipe, parse_recipe, resolved, slug, spell_out, to_yaml
 from .settings import TrainSettings
 from .start import start_model
 
