@@ -11,7 +11,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from equitape.report.plots import figure_of, numbered_style
+from equitape.report.charts import Line, LinePanel, line_plot
+from equitape.report.style import series_styles
 
 Runs = dict[str, dict[str, Any]]
 
@@ -53,21 +54,24 @@ def table(runs: Runs) -> str:
 def draw(runs: Runs, path: Path) -> None:
     """Perplexity against length, a panel for each text."""
     texts = list(dict.fromkeys(entry["data"] for run in runs.values() for entry in run["perplexity"]))
-    with figure_of(4.5 * len(texts) + 1.2, 3.6) as figure:
-        for panel, data in zip(figure.subplots(1, len(texts), squeeze=False)[0], texts, strict=True):
-            for index, (name, line) in enumerate(lines_of(runs, data).items()):
-                panel.plot(list(line), list(line.values()), **numbered_style(index, name))
-            panel.set_xscale("log", base=2)
-            panel.set_yscale("log")
-            panel.yaxis.set_major_formatter("{x:g}")
-            panel.yaxis.set_minor_formatter("{x:g}")
-            panel.set_xticks(list(line), [f"{length // 1024}k" for length in line])
-            panel.set_xlabel("tokens read at once")
-            panel.set_ylabel("perplexity")
-            panel.set_title(data)
-        # beside the panels: between the lines of two texts there is seldom room for it
-        figure.legend(*panel.get_legend_handles_labels(), loc="outside right center")
-        figure.savefig(path, dpi=120)
+    kinds = {name: "tape" if run["method"].startswith("tape") else "rope" for name, run in runs.items()}
+    styles = series_styles({"before": None, **kinds})
+    panels = [
+        LinePanel(
+            title=data,
+            x_label="tokens read at once",
+            y_label="perplexity",
+            x_log=True,
+            y_log=True,
+            lines=[
+                Line(label=name, style=styles[name], x=list(line), y=list(line.values()))
+                for name, line in lines_of(runs, data).items()
+            ],
+        )
+        for data in texts
+    ]
+    plot = line_plot("extension", "Perplexity before and after training", panels, alt="", size=(5.2, 3.8))
+    path.write_bytes(plot.png)
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from .model import EquitapeForCausalLM
+from .report import write_report
 from .tasks import addition
 from .training.bars import without_bars
 from .training.compare import compare, run_folder
@@ -25,6 +26,7 @@ def run_demo(overrides: list[str], out_dir: Path, console: Console) -> dict[str,
     console.print(escape(plan.recipe.description))
     # one thread each is faster than two for one so small
     results = compare(plan, out_dir, jobs=2, console=console)
+    write_report(results, out_dir)
     show_results(results, console)
     answer_sums(plan, out_dir, console)
     console.print(

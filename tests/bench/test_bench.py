@@ -15,11 +15,14 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import equitape.encodings.tape as tape
-from equitape.bench import SHAPES, WORKLOADS, BenchSettings, agreement, command, measure, report
+from equitape.bench import SHAPES, WORKLOADS, BenchSettings, agreement, measure
+from equitape.bench import rows as report
+from equitape.bench import run as bench_run
 from equitape.bench.shapes import DEFAULT_ENCODINGS, PAPER
 from equitape.bench.workloads import MEASURES, Case, Variant, build
 from equitape.cli import app
 from equitape.cuda_graph import CapturedStep
+from equitape.report import benchmark
 
 CPU = torch.device("cpu")
 TINY = SHAPES["tiny"]
@@ -57,7 +60,7 @@ def make_row(**changes):
 
 
 def run_quietly(settings):
-    return command.run(settings, Console(file=io.StringIO()))
+    return list(bench_run.run(settings, Console(file=io.StringIO())))
 
 
 @pytest.mark.parametrize("kv_heads", [2, 4])
@@ -151,7 +154,7 @@ def test_out_of_memory_and_failures_are_rows(monkeypatch):
     def fail(case, variant):
         raise next(errors)
 
-    monkeypatch.setattr(command, "checked_path", fail)
+    monkeypatch.setattr(bench_run, "checked_run", fail)
     rows = run_quietly(quick(workloads=("prefill",), encodings=("nope", "tape")))
     assert [row.status for row in rows] == [report.OUT_OF_MEMORY, report.FAILED]
     assert rows[1].note == "RuntimeError: no kernel"
@@ -175,7 +178,7 @@ def test_inputs_take_turns():
     seen = []
     path = build(make_case(), Variant(dtype=torch.float32))
     path.call = seen.append
-    timing = measure.time_path(path, make_case(), runs=5, warm_up=3)
+    timing = measure.time_run(path, make_case(), runs=5, warm_up=3)
     assert seen == [0, 1, 2, 0, 1, 2, 0, 1]
     assert len(timing.milliseconds) == 5
     assert timing.spread[0] <= timing.median <= timing.spread[1]
@@ -245,16 +248,16 @@ def test_wrong_input_exits_with_2(arguments, told):
         ("--csv", "other.csv", "'other.csv' has other columns than this benchmark writes; name a new file."),
         ("--csv", "binary.csv", "'binary.csv' has other columns than this benchmark writes; name a new file."),
         ("--csv", "folder", "'folder' is a folder; give the name of a file."),
-        ("--csv", "none/a.csv", "'none/a.csv' cannot be written: there is no folder 'none'; make it first."),
-        ("--plot", "a.txt", "'a.txt' is no name of a picture; its ending must be one of .png, .pdf, .svg"),
-        ("--plot", "a", "'a' is no name of a picture"),
+        ("--csv", "none/a.csv", "'none/a.csv' cannot be written: the folder 'none' does not exist; create it first."),
+        ("--plot", "a.txt", "Cannot write a plot to 'a.txt'; its name must end in one of .png, .pdf, .svg"),
+        ("--plot", "a", "Cannot write a plot to 'a'"),
         ("--plot", "folder", "'folder' is a folder; give the name of a file."),
-        ("--plot", "none/a.png", "'none/a.png' cannot be written: there is no folder 'none'; make it first."),
+        ("--plot", "none/a.png", "'none/a.png' cannot be written: the folder 'none' does not exist; create it first."),
     ],
 )
 def test_files_are_refused_before_anything_is_measured(option, name, told, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(command, "measure", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr(bench_run, "measure", lambda *_: pytest.fail("measured"))
     (tmp_path / "folder").mkdir()
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
     (tmp_path / "binary.csv").write_bytes(b"\xff\x00\n")
@@ -267,7 +270,7 @@ def test_files_are_refused_before_anything_is_measured(option, name, told, tmp_p
 
 @pytest.mark.parametrize("ending", report.PICTURES)
 def test_every_ending_that_is_allowed_can_be_written(ending, tmp_path):
-    report.plot([make_row()], tmp_path / f"time{ending}")
+    benchmark.write_plot([make_row()], tmp_path / f"time{ending}")
     assert [path.name for path in tmp_path.iterdir()] == [f"time{ending}"]
 
 
@@ -324,7 +327,10 @@ def test_graphs_need_cuda():
 
 @pytest.mark.parametrize("times", [(3.739, 5.109), (9.627, 13.435), (5.0,), (0.0199, 0.0201), (0.4, 370.0)])
 def test_a_plot_of_one_length_has_ticks_to_read_it_by(times):
-    axes = report.draw([make_row(encoding=f"e{index}", ms_median=time) for index, time in enumerate(times)]).axes[0]
+    with benchmark.benchmark_figure(
+        [make_row(encoding=f"e{index}", ms_median=time) for index, time in enumerate(times)]
+    ) as figure:
+        (axes,) = figure.axes
     assert [label.get_text() for label in axes.get_xticklabels()] == ["128"]
     low, high = axes.get_xlim()
     assert low < 128 < high < 1024
@@ -338,14 +344,49 @@ def test_a_plot_of_one_length_has_ticks_to_read_it_by(times):
 
 
 def test_a_plot_of_several_lengths_has_ticks_at_each():
-    axes = report.draw([make_row(length=length, ms_median=length / 30) for length in (64, 100, 512)]).axes[0]
+    with benchmark.benchmark_figure(
+        [make_row(length=length, ms_median=length / 30) for length in (64, 100, 512)]
+    ) as figure:
+        (axes,) = figure.axes
     assert [label.get_text() for label in axes.get_xticklabels()] == ["64", "100", "512"]
 
 
 @pytest.mark.parametrize("peak", [None, 1234.0])
 def test_memory_is_a_column_only_where_it_is_measured(peak):
     shown = io.StringIO()
-    report.print_table([make_row(), make_row(encoding="tape", peak_mib=peak, gflops=77.0)], Console(file=shown))
+    benchmark.print_table([make_row(), make_row(encoding="tape", peak_mib=peak, gflops=77.0)], Console(file=shown))
     assert ("peak MiB" in shown.getvalue()) == (peak is not None)
     assert ("1,234" in shown.getvalue()) == (peak is not None)
     assert "77" in shown.getvalue()
+
+
+def test_unsteady_times_are_marked_and_warned_about():
+    """From the tenth to the ninetieth percentile more than half of the median."""
+    steady = make_row(ms_low=3.0, ms_high=3.9)
+    unsteady = make_row(encoding="tape", ms_low=2.9, ms_high=14.0, ratio=1.0)
+    assert (steady.unsteady, unsteady.unsteady, make_row().unsteady) == (False, True, False)
+
+    def shown(*rows):
+        console = Console(file=io.StringIO(), width=160)
+        benchmark.print_table(rows, console)
+        return console.file.getvalue()
+
+    assert "unsteady" not in shown(steady)
+    found = shown(steady, unsteady)
+    assert "-9% +338% !" in found
+    assert "This machine is unsteady: the times of 1 of 2 measurements" in found
+    assert [row["unsteady"] for row in json.loads(report.to_json([steady, unsteady]))["rows"]] == [False, True]
+
+
+def test_plots_carry_spread_bars(monkeypatch):
+    bars = []
+    monkeypatch.setattr("matplotlib.axes.Axes.errorbar", lambda self, x, y, yerr, **rest: bars.append((x, y, yerr)))
+    rows = [make_row(ms_low=3.0, ms_high=4.0), make_row(length=256, ms_median=6.0, ms_low=5.0, ms_high=9.0)]
+    with benchmark.benchmark_figure(rows) as figure:
+        assert "10th to the 90th percentile" in figure.get_suptitle()
+        assert "unsteady machine" in figure.get_suptitle()
+        assert figure.axes[0].get_ylim()[1] >= 9.0
+    ((x, y, (below, above)),) = bars
+    assert (x, y) == ([128, 256], [3.2, 6.0])
+    assert below == pytest.approx([0.2, 1.0])
+    assert above == pytest.approx([0.8, 3.0])

@@ -7,8 +7,8 @@ import torch
 from rich.console import Console
 
 from equitape.bench import BenchSettings
-from equitape.bench.command import run
-from equitape.bench.report import OK
+from equitape.bench.rows import OK
+from equitape.bench.run import run
 
 pytestmark = [
     pytest.mark.gpu,
@@ -28,7 +28,7 @@ def test_steps_prefills_and_decoding_agree(graphs):
         quick=True,
         once=True,
     )
-    rows = run(settings, Console(file=io.StringIO()))
+    rows = list(run(settings, Console(file=io.StringIO())))
     assert [row.status for row in rows] == [OK] * 6
     assert [row.note for row in rows] == ["CUDA graphs" if graphs else ""] * 4 + [""] * 2
     assert all((row.peak_mib is None) == bool(row.note) for row in rows)

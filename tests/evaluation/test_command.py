@@ -11,7 +11,6 @@ from typer.testing import CliRunner
 import equitape
 from equitape.cli import app
 from equitape.evaluation import EVALUATIONS, available_evaluations
-from equitape.evaluation.write import contexts_part
 from gguf_files import write_gguf
 
 runner = CliRunner()
@@ -40,6 +39,7 @@ def test_one_task_and_its_report(ours, tmp_path):
     for words in ("passkey: tiny", "exact match", "short: exact match 300", "exactly the tokens stated", "report.md"):
         assert words in said
     assert (tmp_path / "out/report.md").read_text().startswith("# passkey: tiny")
+    assert "<h1>passkey: tiny</h1>" in (tmp_path / "out/report.html").read_text()
     again = invoke(ours, *PASSKEY, "--out", tmp_path / "out", code=2)
     assert "--resume" in again
     invoke(ours, *PASSKEY, "--out", tmp_path / "out", "--resume")
@@ -104,16 +104,10 @@ def test_originals_adapters_and_runs(base, tmp_path):
     assert "holds an adapter; name the model it was trained on with --base" in said
 
 
-def test_models_of_different_contexts_are_marked():
-    reports = {name: {"model": {"context": context}} for name, context in (("a", 64), ("b", 4096), ("c", None))}
-    assert "Contexts differ (a 64, b 4,096, c unknown)" in contexts_part(reports)[0]
-    assert contexts_part({"a": reports["a"], "d": reports["a"]}) == []
-
-
 def test_beside(ours, base, tmp_path):
     invoke(base, *PASSKEY, "--out", tmp_path / "a", "--name", "llama")
     invoke(ours, *PASSKEY, "--out", tmp_path / "b", "--name", "tape", "--beside", f"original={tmp_path / 'a'}")
-    assert "|  | tape | original |" in (tmp_path / "b/report.md").read_text()
+    assert "| metric | tape | original |" in (tmp_path / "b/report.md").read_text()
     assert "names 'a' twice" in invoke(
         tmp_path / "b", "--rescore", "--beside", tmp_path / "a", "--beside", tmp_path / "a", code=2
     )

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from equitape.cli import app
 from equitape.evaluation import build_evaluation, evaluate, load_subject
 from equitape.evaluation.harness import main, register_with_harness
+from equitape.report.evaluation import report_folder
 from equitape.tasks.perplexity import perplexity
 
 lm_eval = pytest.importorskip("lm_eval")
@@ -96,6 +97,7 @@ def test_both_ways_give_the_same_number(make, tasks, tmp_path, monkeypatch):
     assert "colours 12" in ours["protocol"][0]
     first = ours["bars"][0]
     assert (first["rows"], first["values"], first["most"]) == (["colours"], [theirs["acc,none"]], 1)
+    report_folder(tmp_path / "out")
     for name in ("bars-lm-evaluation-harness-acc.png", "bars-lm-evaluation-harness-acc-norm.png"):
         assert (tmp_path / "out" / name).read_bytes().startswith(b"\x89PNG")
         assert f"]({name})" in (tmp_path / "out/report.md").read_text()

@@ -10,6 +10,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, OPTConfig, OPTForCausalLM
 from equitape.evaluation import build_evaluation, evaluate
 from equitape.evaluation.generate import write_answers
 from equitape.evaluation.perplexity import name_sources
+from equitape.report.evaluation import report_folder
 
 
 @pytest.fixture
@@ -128,6 +129,7 @@ def test_texts_with_the_same_last_name_are_all_scored(texts, tmp_path):
         assert f"perplexity_{name}_16" in report["metrics"]
     assert report["metrics"]["perplexity_x/test.txt_16"] == report["metrics"]["perplexity_a.txt_16"]
     assert report["metrics"]["perplexity_y/test.txt_16"] != report["metrics"]["perplexity_a.txt_16"]
+    report_folder(tmp_path / "out")
     assert len(list((tmp_path / "out").glob("*.png"))) == 6
 
 

@@ -11,6 +11,7 @@ from equitape.data.tokenizers import train_bpe
 from equitape.evaluation import build_evaluation, evaluate, rescore
 from equitape.evaluation.passkey import KEY as KEY_LINE
 from equitape.evaluation.passkey import OPENING, QUESTION, first_number
+from equitape.report.evaluation import report_folder
 
 KEY = r"pass key is (\d{5})\. Remember"
 NUMBER = r"for ([a-z-]+) is: (\d+)(?s:.*)What is the special magic number for \1 "
@@ -240,10 +241,12 @@ def test_missing_filler_is_refused(tmp_path):
 def test_reports_are_made_again_without_a_model(tmp_path):
     report, _ = run(tmp_path, Reader(KEY), "passkey", {"lengths": [400], "short": 400, "samples": 1})
     folder = tmp_path / "out"
+    report_folder(folder)
     page, picture = (folder / "report.md").read_text(), next(folder.glob("*.png")).read_bytes()
     for path in (*folder.glob("*.png"), folder / "report.md", folder / "report.json"):
         path.unlink()
     assert rescore(folder) == report
+    report_folder(folder)
     assert (folder / "report.md").read_text() == page
     assert next(folder.glob("*.png")).read_bytes() == picture
     assert "At short lengths" in page

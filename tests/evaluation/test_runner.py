@@ -8,6 +8,7 @@ from small import Reader, our_model, subject
 
 from equitape.evaluation import build_evaluation, evaluate, rescore
 from equitape.evaluation.runner import add_cost
+from equitape.report.evaluation import report_folder
 
 KEY = r"pass key is (\d{5})\. Remember"
 OPTIONS = {"lengths": [400, 600], "short": 400, "samples": 3, "depths": [0, 1]}
@@ -177,21 +178,22 @@ def test_a_report_of_half_a_run_says_so(tmp_path):
 def test_two_models_side_by_side(tmp_path):
     evaluate(subject(Reader(KEY), name="all"), passkey(), tmp_path / "all")
     evaluate(subject(Reader(KEY, sight=200), name="end"), passkey(), tmp_path / "end")
-    report = rescore(tmp_path / "end", {"original": tmp_path / "all"})
+    report = rescore(tmp_path / "end")
+    report_folder(tmp_path / "end", {"original": tmp_path / "all"})
     page = (tmp_path / "end/report.md").read_text()
-    assert "|  | end | original |" in page
-    assert "| exact match 600 | 50.00 | 100.0 |" in page
+    assert "| metric | end | original |" in page
+    assert "| exact match 600, % ↑ | 50.00 | 100.0 |" in page
     # what the longer context cost at a short length
-    assert "| exact match 400 | 50.00 | 100.0 | -50 |" in page
+    assert "| exact match 400, % ↑ | 50.00 | 100.0 | -50 |" in page
     assert "change from original" in page
     assert report["model"]["name"] == "end"
     with pytest.raises(ValueError, match="Two models are called 'end'"):
-        rescore(tmp_path / "end", {"end": tmp_path / "all"})
+        report_folder(tmp_path / "end", {"end": tmp_path / "all"})
     evaluate(subject(Reader(KEY)), passkey(samples=1), tmp_path / "other")
     with pytest.raises(ValueError, match="cannot stand beside this one; options: samples was 1, now it is 3"):
-        rescore(tmp_path / "end", {"other": tmp_path / "other"})
+        report_folder(tmp_path / "end", {"other": tmp_path / "other"})
     with pytest.raises(ValueError, match="There is no report to show beside"):
-        rescore(tmp_path / "end", {"x": tmp_path / "nothing"})
+        report_folder(tmp_path / "end", {"x": tmp_path / "nothing"})
 
 
 def test_reports_say_how_they_were_made(tmp_path):
@@ -202,6 +204,7 @@ def test_reports_say_how_they_were_made(tmp_path):
     assert report["cost"]["tokens"] == 2 * 400
     assert report["cost"]["seconds"] > 0
     assert {"torch", "device", "commit", "date"} <= set(report["environment"])
+    report_folder(tmp_path / "out")
     page = (tmp_path / "out/report.md").read_text()
     for words in ("option samples", "model weights", "torch", "exactly the tokens stated"):
         assert words in page

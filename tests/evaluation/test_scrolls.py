@@ -18,6 +18,7 @@ from equitape.evaluation.prompts import PieceTokenizer
 from equitape.evaluation.scrolls import bars_of, score_answers, spread
 from equitape.evaluation.scrolls_data import Item, load_examples, make_official_item
 from equitape.evaluation.scrolls_prompts import DATASETS, PromptWriter, kept_parts, question_of
+from equitape.report.evaluation import report_folder
 
 
 @pytest.fixture
@@ -332,6 +333,7 @@ def test_rouge_is_scored_later_where_its_package_is(files, tmp_path, monkeypatch
     report = rescore(tmp_path / "out")
     assert set(report["metrics"]) >= {"score", "rouge1", "rouge2", "rougeL", "rouge_geometric_mean"}
     assert report["bars"][1]["rows"] == ["rouge1", "rouge2", "rougeL", "rouge geometric mean"]
+    report_folder(tmp_path / "out")
     assert (tmp_path / "out/bars-qmsum-rouge.png").exists()
     # answers written by hand: the better of two references counts
     path = tmp_path / "out/results.jsonl"
@@ -387,6 +389,7 @@ def test_pictures_of_scores(files, tmp_path):
     # documents of 1161, 1294, 1432, 1560 and 1693 letters: all in one bin
     assert (bars["rows"], bars["values"], bars["counts"]) == (["all", "1,024 to 2,047"], [100, 100], [10, 10])
     assert bars["most"] == 100
+    report_folder(tmp_path / "reader")
     page = (tmp_path / "reader/report.md").read_text()
     picture = "bars-contract-nli-score-by-length-of-the-document.png"
     assert f"reader: all 100.0 (10), 1,024 to 2,047 100.0 (10).]({picture})" in page
@@ -395,14 +398,14 @@ def test_pictures_of_scores(files, tmp_path):
     assert "| prompts cut | 8 |" in page
     run("blind", 50)
     alone = (tmp_path / "reader" / picture).read_bytes()
-    rescore(tmp_path / "reader", {"blind": tmp_path / "blind"})
+    report_folder(tmp_path / "reader", {"blind": tmp_path / "blind"})
     assert "; blind: all 0.00 (10), 1,024 to 2,047 0.00 (10)." in (tmp_path / "reader/report.md").read_text()
     assert (tmp_path / "reader" / picture).read_bytes() != alone
     # beside a report of an earlier version, which has no bars
     old = json.loads((tmp_path / "blind/report.json").read_text())
     del old["bars"]
     (tmp_path / "blind/report.json").write_text(json.dumps(old))
-    rescore(tmp_path / "reader", {"blind": tmp_path / "blind"})
+    report_folder(tmp_path / "reader", {"blind": tmp_path / "blind"})
     assert (tmp_path / "reader" / picture).read_bytes() == alone
 
 

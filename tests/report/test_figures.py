@@ -1,16 +1,26 @@
 """The numbers behind the sentences, cells and pictures of a report, each against arithmetic by hand."""
 
+import itertools
 import math
 from unittest.mock import Mock
 
 import pytest
 from made_up import make_results, make_run
 from matplotlib.axes import Axes
+from matplotlib.text import Text
 
-from equitape.report.plots import draw_spreads, numbered_style, plot_curve, plot_heat_maps
-from equitape.report.summary import Spread, curve_spreads, summarise
-from equitape.report.tables import runs_table
-from equitape.report.write import findings
+from equitape.report import summary as summaries
+from equitape.report.charts import Line, LinePanel, draw_line, line_figure, log_bins
+from equitape.report.comparison import findings
+from equitape.report.comparison_plots import in_log_bins, plot_curve, plot_heat_maps, spread_line
+from equitape.report.comparison_tables import runs_table
+from equitape.report.style import series_styles, spread_out
+from equitape.report.summary import Spread, curve_spreads
+from equitape.runs.results import Comparison, Curve, Metric, TaskResult
+
+
+def summarise(results):
+    return summaries.summarise(Comparison.from_dict(results))
 
 
 def summary_of(values, change, **task):
@@ -44,21 +54,16 @@ def test_the_encoding_named_first_has_the_best_mean(higher, values, first):
     assert findings(summary)[0].startswith(first)
 
 
-@pytest.mark.parametrize(
-    ("metric", "higher"),
-    [
-        ("loss", False),
-        ("answer_loss", False),
-        ("valid_perplexity", False),
-        ("outside_bits_per_byte", False),
-        ("Token_NLL", False),
-        ("token_accuracy", True),
-        ("mean_F1", True),
-        ("tokens", None),
-    ],
-)
-def test_direction_is_told_by_a_word_anywhere_in_a_name(metric, higher):
-    assert summarise(make_results()).higher_is_better(metric) is higher
+def test_direction_and_unit_are_the_declared_ones():
+    results = make_results()
+    declared = Metric(name="points", higher_is_better=False, unit="km")
+    task = TaskResult.from_dict({**results["task"], "metrics": [vars(declared)]})
+    summary = summaries.summarise(Comparison.from_dict({**results, "task": task.to_dict()}))
+    assert (summary.higher_is_better("points_outside"), summary.unit("points_outside")) == (False, "km")
+    assert summary.higher_is_better("digits") is None
+    # files from before metrics were declared
+    assert summarise(results).higher_is_better("perplexity_1x") is False
+    assert summarise(results).higher_is_better("token_accuracy_outside") is True
 
 
 def test_last_loss_of_a_run_and_its_step():
@@ -95,27 +100,31 @@ def test_heat_maps_are_means_over_seeds(monkeypatch):
     monkeypatch.setattr(Axes, "imshow", noted)
     maps = {"a": [[[0.0, 0.5]], [[1.0, 0.25]]], "b": [[[0.2, None]], [[0.4, None]], [[None, None]]]}
     plot = plot_heat_maps(summary_of(maps, change), "exact match")
-    assert plot.alt.endswith("Mean over all cells: a 0.438; b 0.3.")
+    assert plot.alt.endswith("Mean over all cells: a 43.75; b 30.00.")
     (first,), (second,) = drawn
-    assert first == [0.5, 0.375]
-    assert second[0] == pytest.approx(0.3)
+    assert list(first) == [50.0, 37.5]
+    assert second[0] == pytest.approx(30.0)
     assert math.isnan(second[1])
 
 
 def test_bands_reach_from_the_lowest_to_the_highest_seed():
     seeds = {1.0: (5.0, 1.0, 3.0), 2.0: (2.0, 8.0, 5.0), 4.0: (7.0,)}
-    axes = Mock()
-    draw_spreads(axes, [(x, Spread(values=values)) for x, values in seeds.items()], numbered_style(0, "rope"))
+    axes, style = Mock(), series_styles({"rope": "rope"})["rope"]
+    draw_line(axes, spread_line("rope", style, [(x, Spread(values=values)) for x, values in seeds.items()]), 0)
     assert axes.plot.call_args.args == ([1.0, 2.0, 4.0], [3.0, 5.0, 7.0])
     assert axes.fill_between.call_args.args == ([1.0, 2.0, 4.0], [1.0, 2.0, 7.0], [5.0, 8.0, 7.0])
     alone = Mock()
-    draw_spreads(alone, [(1.0, Spread(values=(5.0,)))], numbered_style(0, "rope"))
+    draw_line(alone, spread_line("rope", style, [(1.0, Spread(values=(5.0,)))]), 0)
     alone.fill_between.assert_not_called()
+
+
+def make_curve(x, y, x_label="tokens"):
+    return Curve(title="t", x_label=x_label, y_label="loss", x=x, y=y)
 
 
 def test_curves_of_other_places_are_joined_in_order():
     curves = [{"x": [4, 8], "y": [1.0, 2.0]}, {"x": [2, 4], "y": [5.0, 3.0]}, {"x": [8, 1], "y": [None, 7.0]}]
-    points = [(x, spread.values) for x, spread in curve_spreads(curves)]
+    points = [(x, spread.values) for x, spread in curve_spreads([make_curve(**curve) for curve in curves])]
     assert points == [(1, (7.0,)), (2, (5.0,)), (4, (1.0, 3.0)), (8, (2.0,))]
 
     def change(evaluation, curve):
@@ -123,3 +132,46 @@ def test_curves_of_other_places_are_joined_in_order():
 
     plot = plot_curve(summary_of({"a": curves}, change), "loss by length")
     assert plot.alt.endswith("mean over seeds: a 7.000 at 1, 2.000 at 8.")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [
+        ([0.1, 0.5, 0.9], [0.1, 0.5, 0.9]),
+        ([0.5, 0.5, 0.5], [0.4, 0.5, 0.6]),
+        ([0.5, 0.1, 0.52], [0.46, 0.1, 0.56]),
+        # two blocks that meet become one
+        ([0.0, 0.0, 0.12, 0.12], [-0.09, 0.01, 0.11, 0.21]),
+        ([], []),
+    ],
+)
+def test_labels_are_moved_apart_as_little_as_possible(wanted, found):
+    assert spread_out(wanted, 0.1) == pytest.approx(found)
+
+
+def test_names_at_the_ends_of_lines_do_not_overlap():
+    names = [f"encoding {index}" for index in range(9)]
+    styles = series_styles(dict.fromkeys(names))
+    lines = [Line(label=name, style=styles[name], x=[1, 2], y=[1, 1 + index / 100]) for index, name in enumerate(names)]
+    with line_figure([LinePanel(x_label="x", y_label="y", lines=lines)]) as figure:
+        figure.draw_without_rendering()
+        (axes,) = figure.axes
+        # an annotation's own extent includes its line
+        boxes = [Text.get_window_extent(text) for text in axes.texts]
+        assert [text.get_text() for text in axes.texts] == names
+        assert all(lower.y1 <= upper.y0 for lower, upper in itertools.pairwise(boxes))
+        assert all(box.x0 > axes.get_window_extent().x1 for box in boxes)
+
+
+def test_bins_are_even_on_a_logarithmic_axis():
+    places = [64.0 * step for step in range(1, 129)]
+    bins = log_bins(places, 7)
+    assert [index for part in bins for index in part] == list(range(128))
+    assert [len(part) for part in bins] == [1, 2, 4, 8, 16, 32, 65]
+    curve = in_log_bins(make_curve(places, [float(step) for step in range(128)]))
+    assert curve.x[0] == 64.0
+    assert sum(len(part) for part in log_bins(places)) == 128
+    assert curve.y == sorted(curve.y)
+    holes = in_log_bins(make_curve(places, [None] * 64 + [3.0] * 64))
+    assert math.isnan(holes.y[0])
+    assert holes.y[-1] == 3.0

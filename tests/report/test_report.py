@@ -11,21 +11,26 @@ import numpy as np
 import pytest
 from made_up import make_results, make_run
 
+from equitape.report import summary as summaries
 from equitape.report import write_report
-from equitape.report.plots import line_style, loss_points, plot_curve
-from equitape.report.summary import Spread, mean_grid, summarise
-from equitape.report.tables import (
+from equitape.report.comparison import findings, task_idea
+from equitape.report.comparison_plots import loss_points, plot_curve, styles_of
+from equitape.report.comparison_tables import (
     claims_table,
-    duration,
     durations,
     headline_table,
-    number,
     paired_table,
-    quantity,
     runs_table,
     spread_cell,
 )
-from equitape.report.write import findings
+from equitape.report.numbers import duration, number, quantity
+from equitape.report.style import ENCODINGS, series_styles
+from equitape.report.summary import Spread, mean_grid, t_95
+from equitape.runs.results import Comparison
+
+
+def summarise(results):
+    return summaries.summarise(Comparison.from_dict(results))
 
 
 @pytest.fixture(scope="module")
@@ -83,8 +88,13 @@ def test_differences_are_taken_seed_by_seed():
     runs += [run_with("tape", seed, match) for seed, match in enumerate([11.0, 53.0])]
     runs += [run_with("tape", 2, None, status="missing")]
     cell = paired_cells(runs)["tape"]
-    assert cell.text == f"+2.0 ± {math.sqrt(2):.1f}"
-    assert cell.detail == "+1.0 … +3.0, n = 2"
+    assert cell.text == "+2.0"
+    # t with one degree of freedom, times the deviation sqrt 2 over sqrt 2
+    assert cell.detail == "95 %: -10.7 … +14.7, n = 2"
+    assert cell.kind == ""
+    clear = [run_with("tape", seed, match) for seed, match in enumerate([12.0, 52.2, 91.8])]
+    cell = paired_cells([*runs[:3], *clear])["tape"]
+    assert (cell.text, cell.detail, cell.kind) == ("+2.00", "95 %: +1.50 … +2.50, n = 3", "clear")
 
 
 def test_differences_have_the_digits_they_need():
@@ -94,11 +104,11 @@ def test_differences_have_the_digits_they_need():
     def cell(*values):
         return paired_cells([*rope, *(run_with("tape", seed, value) for seed, value in enumerate(values))])["tape"]
 
-    assert cell(25_000.0011, 25_000.0033).text == "+0.0022 ± 0.0016"
-    assert cell(24_000.0, 24_100.0).text == "-950 ± 71"
-    assert cell(25_000.0, 25_000.0).text == "0 ± 0"
-    assert cell(24_999.9999, 25_000.5).detail == "0.00 … +0.50, n = 2"
-    assert cell(math.inf, 25_001.0).text == "+infinite ± infinite"
+    assert cell(25_000.0011, 25_000.0033).text == "+0.0022"
+    assert cell(24_000.0, 24_100.0).text == "-950"
+    assert cell(25_000.0, 25_000.0).text == "0.00"
+    assert cell(24_999.9999, 25_000.0001).text == "0.00000"
+    assert cell(math.inf, 25_001.0).detail == "95 %: -infinite … +infinite, n = 2"
 
 
 def test_differences_of_checkpoints_began_with_other_weights():
@@ -169,7 +179,7 @@ def test_nothing_is_hidden(folder, results, name):
     assert "1 of 3 runs missing" in shown
     for value in results["environment"].values():
         assert value in shown
-    assert "up to 3 runs shared the machine" in shown
+    assert "Up to 3 runs shared the machine" in shown
     for part in (
         "2501.00712",
         "41.42",
@@ -180,7 +190,7 @@ def test_nothing_is_hidden(folder, results, name):
         "unknown",
     ):
         assert part in shown
-    for heading in ("In distribution", "Out of distribution", "Beside published numbers"):
+    for heading in ("In distribution", "In and out of distribution together", "Published numbers and ours"):
         assert heading in shown
 
 
@@ -206,12 +216,48 @@ def test_figures_over_seeds_agree_with_numpy(results):
 
 def test_metrics_in_and_out_of_distribution_stand_apart(results, folder):
     text = (folder / "report.md").read_text()
-    inside, outside = text.split("## In distribution")[1].split("## Out of distribution")
-    outside = outside.split("## ")[0]
-    assert "exact match outside" not in inside
-    assert "exact match inside" in inside
-    assert "exact match outside" in outside
-    assert "exact match inside" not in outside
+    parts = {part.partition("\n")[0]: part for part in text.split("## ")}
+    inside, both = parts["In distribution"], parts["In and out of distribution together"]
+    assert "exact match inside, % ↑" in inside
+    assert "exact match, %" not in inside
+    assert "outside" not in inside
+    assert "exact match, % ↑" in both
+    assert "inside" not in both.partition("\n\n")[2].splitlines()[0]
+
+
+def test_the_headline_of_a_length_task_is_out_of_distribution(results, folder):
+    """The mean over trained and untrained lengths would crown the one that learnt the trained ones best."""
+    summary = summarise(results)
+    assert results["task"]["headline"] == "exact_match"
+    assert summary.headline == "exact_match_outside"
+    assert summary.higher_is_better("exact_match_outside") is True
+    first = (folder / "report.md").read_text().split("## Quality and cost")[1]
+    assert first.strip().startswith("| encoding | exact match outside, % ↑ |")
+    grid = copy.deepcopy(results)
+    grid["task"]["headline"] = "exact_match_grid"
+    assert summarise(grid).headline == "exact_match_outside"
+    # language modelling is first of all about the trained length
+    text = make_run("rope", 0, 1.0)
+    text["evaluation"]["metrics"] = {"bits_per_byte_1x": 1.0, "bits_per_byte_outside_2x": 1.1}
+    task = {**results["task"], "headline": "bits_per_byte_1x", "higher_is_better": False}
+    assert summarise({**results, "runs": [text], "task": task}).headline == "bits_per_byte_1x"
+
+
+def test_evaluated_lengths_follow_the_options(results):
+    text = copy.deepcopy(results)
+    text["task"]["idea"] = "language modelling, scored at 1 to 8 times the trained length"
+    text["recipe"]["task"] = {"name": "text", "factors": [1, 4, 2]}
+    assert task_idea(Comparison.from_dict(text)) == "language modelling, scored at 1, 2 and 4 times the trained length"
+    text["recipe"]["task"]["factors"] = [1]
+    assert task_idea(Comparison.from_dict(text)).endswith(", scored at 1 times the trained length")
+    assert task_idea(Comparison.from_dict(results)) == results["task"]["idea"]
+
+
+@pytest.mark.parametrize(
+    ("degrees", "quantile"), [(1, 12.7062), (2, 4.3027), (30, 2.0423), (31, 2.0395), (120, 1.9799)]
+)
+def test_quantiles_of_student(degrees, quantile):
+    assert t_95(degrees) == pytest.approx(quantile, abs=6e-4)
 
 
 def summary_of(values, higher=True, statuses=()):
@@ -252,19 +298,19 @@ def test_best_is_marked_only_beyond_the_spread():
 @pytest.mark.parametrize(
     ("values", "statuses", "said"),
     [
-        ({"a": [10, 11, 12], "b": [1, 2, 3]}, [], "a leads with points 11.00, by more than the seeds spread."),
-        ({"a": [10, 11, 12], "b": [9, 10, 11]}, [], "not by more than the seeds spread: no encoding is marked best"),
-        ({"a": [11], "b": [1, 2, 3]}, [], "from a single seed: no spread is known, so nothing is marked best"),
+        ({"a": [10, 11, 12], "b": [1, 2, 3]}, [], "a leads with points 11.00, by more than the spread over seeds."),
+        ({"a": [10, 11, 12], "b": [9, 10, 11]}, [], "but within the spread over seeds: none is marked best"),
+        ({"a": [11], "b": [1, 2, 3]}, [], "from a single seed: its spread is unknown, so none is marked best"),
         (
             {"a": [10, 11, 12], "b": [1, 2, 3], "c": [2], "d": [3]},
             [],
-            "11.00, by more than the seeds spread; no spread is known of the 2 with one seed, so nothing is marked best",
+            "11.00, by more than the spread over seeds. The spread of the 2 with one seed is unknown, so none is marked best",
         ),
-        ({"a": [10, 11, 12], "b": [2]}, [], "11.00; no spread is known of the 1 with one seed"),
-        ({"a": [10, 11, 12], "b": [1, 2, 3]}, ["a"], "spread; not all of its runs were finished"),
+        ({"a": [10, 11, 12], "b": [2]}, [], "11.00. The spread of the 1 with one seed is unknown"),
+        ({"a": [10, 11, 12], "b": [1, 2, 3]}, ["a"], "seeds. Not all of its runs are finished"),
         ({"a": [10, 11, 12]}, [], "a comes first with points 11.00."),
-        ({"a": [0], "b": [0]}, [], "All 2 encodings have points 0.00, which tells none of them apart."),
-        ({"a": [4, 6], "b": [1], "c": [5]}, [], "a and c share the first place with points 5.000: nothing is marked"),
+        ({"a": [0], "b": [0]}, [], "All 2 encodings have points 0.00, so the result does not tell them apart."),
+        ({"a": [4, 6], "b": [1], "c": [5]}, [], "a and c share the first place with points 5.000; none is marked"),
     ],
 )
 def test_the_first_sentence_says_why_nothing_is_marked(values, statuses, said):
@@ -290,8 +336,8 @@ def test_reports_of_few_runs(tmp_path, seeds):
     text = (tmp_path / "new" / "folder" / "report.md").read_text()
     assert ("n = 1" in text) == (seeds == 1)
     assert "★ (" not in text
-    assert ("No run was finished" in text) == (seeds == 0)
-    assert "published" not in text
+    assert ("No run is finished" in text) == (seeds == 0)
+    assert "Published" not in text
 
 
 def test_no_runs_are_refused(tmp_path):
@@ -306,20 +352,33 @@ def test_lines_are_told_apart_without_colour(count):
     results = make_results()
     results["runs"] = [make_run(f"encoding {index}", 0, 1.0, "missing") for index in range(count)]
     summary = summarise(results)
-    styles = [line_style(summary, label) for label in summary.labels]
-    assert len({(style["marker"], str(style["linestyle"])) for style in styles}) == count
-    assert len({style["marker"] for style in styles}) == min(count, 11)
+    styles = list(styles_of(summary).values())
+    assert len({(style.marker, str(style.dashes)) for style in styles}) == count
+    assert len({style.marker for style in styles}) == min(count, 11)
     # lines that share a marker differ in dashes and in colour
-    assert len({(style["marker"], style["color"]) for style in styles}) == count
+    assert len({(style.marker, style.colour) for style in styles}) == count
+
+
+def test_every_encoding_looks_the_same_in_all_reports():
+    """Whatever else is in a report; variants share the colour's hue and differ in marker and dashes."""
+    alone = series_styles({"tape": "tape"})["tape"]
+    among = series_styles({"rope": "rope", "tape, no carry": "tape", "tape": "tape", "mine": None})
+    assert (among["tape"].colour, among["tape"].marker) == (alone.colour, alone.marker) == ENCODINGS["tape"]
+    variant = among["tape, no carry"]
+    assert variant.colour != alone.colour
+    assert (variant.marker, variant.dashes) != (alone.marker, alone.dashes)
+    assert len(set(ENCODINGS.values())) == len({colour for colour, _ in ENCODINGS.values()}) == len(ENCODINGS)
+    # a model without a known encoding may still bear the name of one
+    assert series_styles({"rope": None})["rope"].colour == ENCODINGS["rope"][0]
 
 
 def test_long_logs_are_averaged_not_sampled(results):
     group = summarise(results).groups[3]
     points = loss_points(group)
-    logs = np.array([[loss for _, loss in run["log"]] for run in group.runs])
+    logs = np.array([[loss for _, loss in run.log] for run in group.runs])
     assert len(points) == 200
     assert np.allclose([spread.mean for _, spread in points], logs.mean(0).reshape(200, 2).mean(1))
-    assert [step for step, _ in points] == [step for step, _ in group.runs[0]["log"]][1::2]
+    assert [step for step, _ in points] == [step for step, _ in group.runs[0].log][1::2]
 
 
 def test_logs_of_failed_runs_are_drawn_as_far_as_they_go(results):
@@ -354,10 +413,10 @@ def test_claims_of_metrics_that_the_task_does_not_compute():
     """They have no empty column of ours; the headline stands beside them under its own name."""
     github = {"rope": {"perplexity_github": 57.2}, "tape": {"perplexity_github": 52.2}}
     columns, rows, notes = claims_of(github)
-    assert columns == ["perplexity github, claimed ↓", "exact match, ours, another measure ↑"]
+    assert columns == ["perplexity github, claimed ↓", "exact match outside, ours, another measure ↑"]
     assert [cells[0] for cells in rows.values()] == ["57.20", "52.20"]
     assert all("-" not in cells for cells in rows.values())
-    assert "Not measured here: perplexity github. Our exact match is another measure" in notes
+    assert "Not measured here: perplexity github. Our exact match outside is another measure" in notes
     # beside a claim that can be compared, and one of an encoding that was not run
     mixed = {"rope": {"exact_match": 26.12, "perplexity_github": 57.2}, "fire": {"perplexity_github": 55.0}}
     columns, rows, notes = claims_of(mixed)
@@ -403,12 +462,16 @@ def test_quantities():
     ]  # fmt: skip
 
 
-def test_shares_are_said_to_be_in_per_cent(folder, tmp_path):
-    assert "in per cent in tables and from 0 to 1 in pictures" in (folder / "report.md").read_text()
+def test_units_stand_with_their_metrics(folder, tmp_path):
+    shown = (folder / "report.md").read_text()
+    assert "exact match inside, % ↑" in shown
+    assert "Heat maps of exact match in per cent" in shown
     text = {**make_run("rope", 0, 1.0), "evaluation": {"metrics": {"perplexity": 3.0}, "heat_maps": [], "curves": []}}
     results = make_results()
     write_report({**results, "runs": [text], "task": {**results["task"], "headline": "perplexity"}}, tmp_path)
-    assert "per cent" not in (tmp_path / "report.md").read_text()
+    text = (tmp_path / "report.md").read_text()
+    assert "| perplexity ↓ |" in text
+    assert "%" not in text
 
 
 def test_numbers():

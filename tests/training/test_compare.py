@@ -46,14 +46,6 @@ def curves(results: dict) -> dict:
     return {(run["label"], run["seed"]): run["log"] for run in results["runs"]}
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _quick():
-    """Reports have tests of their own; drawing one takes longer than the runs here."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(comparison, "write_report", lambda results, out: (out / "report.html").write_text("drawn"))
-        yield
-
-
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     out = tmp_path_factory.mktemp("finished") / "out"

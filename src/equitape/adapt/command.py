@@ -11,6 +11,8 @@ from transformers.utils.logging import disable_progress_bar
 
 from ..model import EquitapeForCausalLM
 from ..registry import describe_choices
+from ..report.adaptation import write_loss
+from ..training.log import LOG, read_log
 from ..training.settings import TrainSettings
 from .adapter import adaptation_of, load_adapter, save_adapter
 from .adapting import build
@@ -22,6 +24,7 @@ from .show import show_model, show_results
 from .vocabulary import tokenizer_of
 
 SAVES = ("adapter", "model")
+PLOT = "loss.png"
 RATE_OF_ALL, RATE_OF_FEW = 2e-5, 2e-4
 """Learning rates where all weights train, as in the paper's context extension, and where few do."""
 
@@ -146,6 +149,7 @@ def _train(command: AdaptCommand, console: Console) -> dict[str, Any]:
     report = finetune(command.base, settings, course, command.out, resume=command.resume, console=console)
     if not PartialState().is_main_process:
         return report
+    write_loss(read_log(command.out / LOG), command.out / PLOT, "tape" if settings.plan.tape else "rope")
     show_results(report, console)
     if report["status"] == "done":
         console.print(f"Adapter, log, plot and figures are in {command.out}.", highlight=False)

@@ -34,17 +34,15 @@ from ..training import checkpoints
 from ..training.environment import describe_environment
 from ..training.files import plain, write_json
 from ..training.fit import MODEL, FitResult, fit, uses_bf16
-from ..training.log import LOG, read_log
 from ..training.settings import TrainSettings
 from .adapter import adaptation_of, save_adapter
 from .adapting import Adaptation, build
 from .evaluation import TRAINED_ON, EvalSettings, beside, check_lengths, score
 from .lora import lora_layers
 from .methods import AdaptSettings, summarize_training
-from .picture import draw_loss
 from .vocabulary import check_vocabulary, tokenizer_of
 
-RUN, BEFORE, RESULTS, PICTURE = "run.json", "before.json", "results.json", "loss.png"
+RUN, BEFORE, RESULTS = "run.json", "before.json", "results.json"
 UNIMPORTANT = ("log_every", "save_every", "keep", "workers", "eval_every")
 """Settings of training that change no weight."""
 
@@ -294,8 +292,7 @@ def name_score(entry: dict[str, Any]) -> str:
 
 
 def write_run(model: EquitapeForCausalLM, out: Path, report: dict[str, Any]) -> None:
-    """Adapter, plot and figures; the checkpoints of a run that ended well are not needed any more."""
-    draw_loss([line for line in read_log(out / LOG) if "loss" in line], out / PICTURE)
+    """Adapter and figures; the checkpoints of a run that ended well are not needed any more."""
     if report["status"] == "done":
         save_adapter(model, out)
     write_json(out / RESULTS, report)

@@ -1,8 +1,8 @@
-"""No time for a wrong answer: a path is compared with a reference before it is timed.
+"""Every run is compared with a reference before it is timed, so that no wrong result gets a time.
 
-The reference is the same weights and inputs, rounded to the dtype that is timed, computed with attention and kernels
-written out, not compiled, in higher precision. A path may be off by twice the error of attention written out in the
-timed dtype. Errors are norms of differences over norms.
+The reference has the same weights and inputs, rounded to the timed dtype, and computes in higher precision with unfused
+attention and kernels, not compiled. A run may have twice the error of unfused attention in the timed dtype. Errors are
+norms of differences divided by norms.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .measure import free_memory, is_out_of_memory
-from .workloads import Case, Outputs, Path, Variant, build
+from .workloads import Case, Outputs, PreparedRun, Variant, build
 
 SMALLEST = 64
 # scores of one layer, written out, of which a reference holds several copies at a time
@@ -24,22 +24,23 @@ MOST_ALLOWED = 0.25
 
 
 class DisagreementError(Exception):
-    """The path computes something else than the reference."""
+    """The outputs differ from the reference's."""
 
 
-def checked_path(case: Case, variant: Variant) -> tuple[Path, str]:
-    """The path of a case, once its outputs agree; and a note where they were compared at a smaller size.
+def checked_run(case: Case, variant: Variant) -> tuple[PreparedRun, str]:
+    """A prepared case whose outputs agree with the reference, and a note where a smaller size was compared.
 
-    Raises DisagreementError. Smaller where the reference does not fit into memory: first fewer sequences, then shorter.
+    The size is smaller where the reference does not fit into memory: first fewer sequences, then shorter ones.
+    Raises DisagreementError.
     """
     size, expected, allowed = _reference(case)
-    path = build(size, variant)
-    complaints = compare(path.outputs(), expected, allowed)
+    prepared = build(size, variant)
+    complaints = compare(prepared.outputs(), expected, allowed)
     if complaints:
         raise DisagreementError("; ".join(complaints))
     if size == case:
-        return path, ""
-    del path, expected
+        return prepared, ""
+    del prepared, expected
     free_memory()
     return build(case, variant), f"compared at {size.batch} x {size.length}"
 

@@ -1,4 +1,4 @@
-"""Time, memory and operations of a path."""
+"""Time, memory and operations of a prepared."""
 
 import gc
 import statistics
@@ -9,14 +9,14 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from .shapes import PAPER
-from .workloads import Case, Path, Variant, build
+from .workloads import Case, PreparedRun, Variant, build
 
 SLEEP_CYCLES = 4_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """Milliseconds of the runs in their order, and the most memory allocated at any time in them (CUDA only)."""
+    """Milliseconds of the runs in their order, and the peak of allocated memory (CUDA only)."""
 
     milliseconds: list[float]
     peak_mib: float | None = None
@@ -34,57 +34,57 @@ class Timing:
         return tenths[0], tenths[-1]
 
 
-def time_path(path: Path, case: Case, runs: int, warm_up: int) -> Timing:
+def time_run(prepared: PreparedRun, case: Case, runs: int, warm_up: int) -> Timing:
     """Warm up, then time `runs` runs one by one, each on the next set of inputs."""
     on_cuda = case.device.type == "cuda"
     for index in range(warm_up):
-        path.before(index % case.input_sets)
-        path.call(index % case.input_sets)
+        prepared.before(index % case.input_sets)
+        prepared.call(index % case.input_sets)
     if on_cuda:
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
     run = _cuda_run if on_cuda else _host_run
-    times = [run(path, index % case.input_sets) for index in range(runs)]
+    times = [run(prepared, index % case.input_sets) for index in range(runs)]
     peak = torch.cuda.max_memory_allocated() / 2**20 if on_cuda else None
     return Timing(milliseconds=times, peak_mib=peak)
 
 
-def _host_run(path: Path, index: int) -> float:
-    path.before(index)
+def _host_run(prepared: PreparedRun, index: int) -> float:
+    prepared.before(index)
     begin = time.perf_counter()
-    path.call(index)
+    prepared.call(index)
     return 1e3 * (time.perf_counter() - begin)
 
 
-def _cuda_run(path: Path, index: int) -> float:
-    path.before(index)
+def _cuda_run(prepared: PreparedRun, index: int) -> float:
+    prepared.before(index)
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    if path.is_part:
+    if prepared.is_part:
         # keeps the device busy while the host prepares the launches, as the layers before would in a model
         torch.cuda._sleep(SLEEP_CYCLES)
     begin.record()
-    path.call(index)
+    prepared.call(index)
     end.record()
     end.synchronize()
     return begin.elapsed_time(end)
 
 
 def count_operations(case: Case) -> int:
-    """Floating-point operations of one run by torch's counter, matrix products alone, causality not taken off.
+    """Floating-point operations of one run by torch's counter: matrix products alone, without the saving of causality.
 
-    Counted on tensors without data, attention and our kernels written out: the counter cannot look into fused ones.
+    Counted on the meta device with unfused attention and kernels, since the counter cannot look into fused ones.
     """
     nowhere = replace(case, device=torch.device("meta"), input_sets=1)
-    # without data even torch's own attention is written out; "eager" would be our layout
-    path = build(nowhere, Variant(attention="sdpa" if case.encoding == PAPER else "eager", dtype=case.dtype))
-    path.before(0)
+    # on the meta device torch's own attention is unfused too; "eager" would be our layout
+    prepared = build(nowhere, Variant(attention="sdpa" if case.encoding == PAPER else "eager", dtype=case.dtype))
+    prepared.before(0)
     with FlopCounterMode(display=False) as counter:
-        path.call(0)
+        prepared.call(0)
     return counter.get_total_flops()
 
 
 def free_memory() -> None:
-    """Forget compiled code and give memory back, so that one encoding leaves nothing behind for the next."""
+    """Drop compiled code and free memory, so that one encoding leaves nothing behind for the next."""
     gc.collect()
     torch._dynamo.reset()
     if torch.cuda.is_available():
@@ -92,12 +92,12 @@ def free_memory() -> None:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error, or one it stems from, says that memory ran out."""
+    """Whether an error, or its cause, says that memory ran out."""
     found: BaseException | None = error
     while found is not None:
         if isinstance(found, torch.OutOfMemoryError | MemoryError):
             return True
-        # compilers wrap the error into one of their own, and the CPU has none
+        # compilers wrap the error into their own, and the CPU has no error class for it
         if any(words in str(found) for words in ("CUDA out of memory", "can't allocate memory", "CUDA error: out of")):
             return True
         found = found.__cause__ or found.__context__

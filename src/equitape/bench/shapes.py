@@ -9,7 +9,7 @@ import torch
 from ..encodings import ENCODINGS
 from ..model import EquitapeConfig
 from ..registry import describe_choices
-from .report import check_csv, check_plot
+from .rows import check_csv, check_plot
 
 PAPER = "tape-paper"
 """TAPE computed the way the paper lays it out, for parts of a layer only."""

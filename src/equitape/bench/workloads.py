@@ -1,4 +1,4 @@
-"""What is timed: a path for each workload, built so that a reference has the very same weights and inputs."""
+"""What is timed: every workload, built so that a reference has exactly the same weights and inputs."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -56,13 +56,13 @@ class Variant:
 
 
 @dataclass(kw_only=True)
-class Path:
-    """A case made ready to run."""
+class PreparedRun:
+    """A case ready to run."""
 
     call: Callable[[int], Any]
     """One run on a set of inputs; this is timed."""
     outputs: Callable[[], Outputs]
-    """What the path computes, by name, for comparison."""
+    """What the run computes, by name, for comparison."""
     num_parameters: int
     before: Callable[[int], Any] = lambda index: None
     """Untimed preparation of a run."""
@@ -73,7 +73,7 @@ class Path:
     note: str = ""
 
 
-def build(case: Case, variant: Variant) -> Path:
+def build(case: Case, variant: Variant) -> PreparedRun:
     """Make a case ready to run."""
     workload = case.measure.removesuffix(BACKWARD)
     if workload in PARTS:
@@ -84,7 +84,7 @@ def build(case: Case, variant: Variant) -> Path:
 
 @torch.no_grad()
 def randomise_encoding(module: nn.Module) -> None:
-    """Move every parameter of the encoding: many start at zero, where a wrong path may compute the right thing.
+    """Move every parameter of the encoding: many start at zero, where wrong code may compute the right thing.
 
     The deeper the model the less, or updates add up to a field so large that rounding alone decides the gradients.
     """
@@ -119,7 +119,7 @@ def _by_owner(names: list[str], gradients: list[Tensor]) -> Outputs:
     return groups
 
 
-def _part(case: Case, variant: Variant, projections: bool) -> Path:
+def _part(case: Case, variant: Variant, projections: bool) -> PreparedRun:
     # in the paper's layout there is no other reference than our own TAPE
     in_layout = case.encoding == PAPER and variant.attention != "eager"
     kind = "tape" if case.encoding == PAPER else case.encoding
@@ -176,7 +176,7 @@ def _part(case: Case, variant: Variant, projections: bool) -> Path:
                 found["gradient of the state"] = [join_gradient(*of_state) if in_layout else of_state[0]]
         return found
 
-    return Path(
+    return PreparedRun(
         call=both if backward else forward,
         outputs=outputs,
         num_parameters=sum(parameter.numel() for parameter in part.parameters()),
@@ -196,7 +196,7 @@ def _model(case: Case, variant: Variant) -> tuple[EquitapeForCausalLM, list[Tens
     return model.eval(), tokens
 
 
-def _train(case: Case, variant: Variant) -> Path:
+def _train(case: Case, variant: Variant) -> PreparedRun:
     model, tokens = _model(case, variant)
     model.train()
     if variant.attention == "eager" and case.device.type != "meta":
@@ -224,10 +224,10 @@ def _train(case: Case, variant: Variant) -> Path:
         optimizer.zero_grad(set_to_none=True)
         return _by_owner([name for name, _ in trained], [gradient for _, gradient in trained])
 
-    return Path(call=call, outputs=outputs, num_parameters=model.num_parameters(), graphs=variant.graphs)
+    return PreparedRun(call=call, outputs=outputs, num_parameters=model.num_parameters(), graphs=variant.graphs)
 
 
-def _prefill(case: Case, variant: Variant) -> Path:
+def _prefill(case: Case, variant: Variant) -> PreparedRun:
     model, tokens = _model(case, variant)
 
     def logits_of(ids: Tensor) -> Tensor:
@@ -243,10 +243,10 @@ def _prefill(case: Case, variant: Variant) -> Path:
     def outputs() -> Outputs:
         return {"logits": [call(index).clone() for index in range(len(tokens))]}
 
-    return Path(call=call, outputs=outputs, num_parameters=model.num_parameters(), graphs=variant.graphs)
+    return PreparedRun(call=call, outputs=outputs, num_parameters=model.num_parameters(), graphs=variant.graphs)
 
 
-def _decode(case: Case, variant: Variant) -> Path:
+def _decode(case: Case, variant: Variant) -> PreparedRun:
     """One token whose cache, this token included, is full: every step is the same step."""
     model, tokens = _model(case, variant)
     cache = StaticCache(config=model.config, max_cache_len=case.length)
@@ -280,7 +280,7 @@ def _decode(case: Case, variant: Variant) -> Path:
             found.append(call(index).clone())
         return {"logits": found}
 
-    return Path(call=call, outputs=outputs, num_parameters=model.num_parameters(), before=before, note=note)
+    return PreparedRun(call=call, outputs=outputs, num_parameters=model.num_parameters(), before=before, note=note)
 
 
 def _capture(

@@ -56,8 +56,9 @@ def bench(
     A result that disagrees with the reference is reported and not timed; exit code 1 tells so, and failures too.
     """
     from ..bench import WORKLOADS, BenchSettings
-    from ..bench.command import run
-    from ..bench.report import DISAGREES, FAILED, to_json
+    from ..bench.rows import DISAGREES, FAILED, Row, to_json
+    from ..bench.run import run
+    from ..report.benchmark import print_table, write_plot
 
     def chosen(values: list | None) -> tuple | None:
         return tuple(values) if values else None
@@ -83,7 +84,20 @@ def bench(
         )
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
-    rows = run(settings, Console(stderr=json))
+    console = Console(stderr=json)
+    rows: list[Row] = []
+    try:
+        for row in run(settings, console):
+            rows.append(row)
+    finally:
+        # an interruption keeps what is measured
+        if rows:
+            print_table(rows, console)
+            if plot is not None:
+                write_plot(rows, plot)
+            files = [str(path) for path in (csv, plot) if path is not None]
+            if files:
+                console.print(f"Written to {' and '.join(files)}.", highlight=False, markup=False, soft_wrap=True)
     if json:
         typer.echo(to_json(rows))
     if any(row.status in (DISAGREES, FAILED) for row in rows):

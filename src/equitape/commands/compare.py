@@ -26,6 +26,7 @@ def compare(
 
     Interrupted, the same command goes on: finished runs are kept, a half one continues from its last checkpoint.
     """
+    from ..report import write_report
     from ..training import compare as comparison
     from ..training.files import make_directory
     from ..training.plan import make_plan
@@ -46,6 +47,7 @@ def compare(
     if plan.data:
         typer.echo(f"Training data: {plan.data}", err=True)
     results = comparison.compare(plan, out, jobs=jobs, console=Console(stderr=True))
+    write_report(results, out)
     show_results(results, Console())
     typer.echo(f"The report is {out / 'report.html'}.")
     if any(run["status"] != "done" for run in results["runs"]):

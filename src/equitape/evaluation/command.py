@@ -10,13 +10,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..registry import describe_choices
-from ..report.tables import duration, readable
+from ..report.evaluation import MARKDOWN, PAGE, report_folder
+from ..report.numbers import duration, number, readable
 from ..settings import describe_settings
 from ..values import parse_value, split_pair
 from . import EVALUATIONS, build_evaluation, load_subject, rescore
 from .base import EvaluationTask
 from .runner import make_plan, run_plan
-from .write import PAGE, show
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,8 @@ def run(command: EvalCommand, console: Console) -> list[dict[str, Any]]:
     if command.rescore:
         if command.tasks or command.overrides:
             raise ValueError("--rescore takes task and options from the folder of the evaluation; leave them out.")
-        report = rescore(command.model, beside)
+        report = rescore(command.model)
+        report_folder(command.model, beside)
         show_report(report, Path(command.model), console)
         return [report]
     if not command.tasks:
@@ -81,8 +82,7 @@ def run(command: EvalCommand, console: Console) -> list[dict[str, Any]]:
         if not command.score:
             console.print(f"Answers are in {plan.out}; score them with: equitape eval {plan.out} --rescore")
             continue
-        if beside:
-            report = rescore(plan.out, beside)
+        report_folder(plan.out, beside)
         show_report(report, plan.out, console)
         reports.append(report)
     return reports
@@ -133,13 +133,15 @@ def show_report(report: dict[str, Any], folder: Path, console: Console) -> None:
     table.add_column("")
     table.add_column("", justify="right")
     for name, value in report["metrics"].items():
-        table.add_row(escape(readable(name)), show(value))
+        table.add_row(escape(readable(name)), number(value))
     for name, value in report["short"].items():
-        table.add_row(escape(f"short: {readable(name)}"), show(value))
+        table.add_row(escape(f"short: {readable(name)}"), number(value))
     console.print(table)
     for sentence in (*report["protocol"], *report["notes"]):
         console.print(escape(sentence), highlight=False)
     seconds = report["cost"]["seconds"]
     if seconds is not None:
         console.print(f"{duration(seconds)} on {report['environment']['device']}.", highlight=False)
-    console.print(f"Written to {folder}: {PAGE}, report.json, results.jsonl.", highlight=False, soft_wrap=True)
+    console.print(
+        f"Written to {folder}: {PAGE}, {MARKDOWN}, report.json, results.jsonl.", highlight=False, soft_wrap=True
+    )

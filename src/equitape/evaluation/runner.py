@@ -27,7 +27,6 @@ from ..training.files import plain, write_json
 from .base import Advance, EvaluationTask, Record, Unit, build_evaluation
 from .generate import batches_of
 from .subject import Subject
-from .write import write_report
 
 SETTINGS, RESULTS, REPORT = "settings.json", "results.jsonl", "report.json"
 COST = "cost.json"
@@ -244,11 +243,8 @@ def shown_progress(console: Console | None, name: str, total: float) -> Iterator
         yield lambda cost: bar.advance(job, cost)
 
 
-def rescore(out: Path | str, beside: dict[str, Path] | None = None) -> dict[str, Any]:
-    """Make the report of an evaluation from what it has written down; no model is needed.
-
-    beside: folders of the same evaluation of other models, by the names to show them under.
-    """
+def rescore(out: Path | str) -> dict[str, Any]:
+    """Make report.json of an evaluation from its results, without the model; returns what it holds."""
     out = Path(out)
     settings = read_settings(out)
     task = build_evaluation(settings["task"], settings["options"])
@@ -280,8 +276,6 @@ def rescore(out: Path | str, beside: dict[str, Path] | None = None) -> dict[str,
         }
     )
     write_json(out / REPORT, content)
-    others = {name: read_other(folder, content) for name, folder in (beside or {}).items()}
-    write_report(content, others, out)
     return content
 
 

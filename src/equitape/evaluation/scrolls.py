@@ -6,7 +6,6 @@ from typing import Any
 import torch
 
 from ..registry import describe_choices
-from ..report.tables import readable
 from ..settings import Settings
 from ..tasks.perplexity import perplexity
 from . import metrics
@@ -236,7 +235,7 @@ def bars_of(dataset: str, records: list[Record], scores: dict[str, float]) -> li
             Bars(
                 title=f"{dataset}: ROUGE",
                 row_label="measure",
-                rows=[readable(name) for name in scores if name != "score"],
+                rows=[name.replace("_", " ") for name in scores if name != "score"],
                 value_label="F-measure, per cent",
                 values=[value for name, value in scores.items() if name != "score"],
                 most=100.0,

@@ -1,5 +1,5 @@
-"""Reports of comparisons: tables, plots, one HTML page that needs nothing beside it, and the same in Markdown."""
+"""Reports: pages, plots and tables of comparisons, evaluations, inspections and benchmarks."""
 
-from .write import write_report
+from .comparison import write_report
 
 __all__ = ["write_report"]

@@ -1,22 +1,33 @@
-"""From the runs of a comparison to figures over seeds: mean, spread, and who leads by more than the spread."""
+"""From the runs of a comparison to figures over seeds: means, spreads, paired differences, and who leads."""
 
 import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-DONE, MISSING_RUN = "done", "missing"
-OUTSIDE = "outside"
-"""Metrics whose names hold this word are out of distribution."""
-LOWER_IS_BETTER = ("perplexity", "loss", "bits", "error", "nll")
-HIGHER_IS_BETTER = ("match", "accuracy", "exact", "f1", "rouge", "score")
+from ..runs.results import Comparison, Curve, RunResult
+
+OUTSIDE, INSIDE = "outside", "inside"
+"""Metrics whose names contain one of these words are out of distribution or in distribution."""
+PARTS = ("In distribution", "Out of distribution", "In and out of distribution together")
 BEST_RULE = (
-    "An encoding is marked best (★) only where its mean leads the mean of every other by more than the standard "
-    "deviations of the two over seeds added, with two seeds or more on both sides and all of its own runs done."
+    "An encoding is marked best (★) only if its mean leads every other mean by more than the sum of their standard "
+    "deviations over seeds, both have at least two seeds, and all of its own runs are done."
 )
-SHARES = ("match", "accuracy", "error")
-SHARES_RULE = "Matches, accuracies and errors are in per cent in tables and from 0 to 1 in pictures."
+T_95 = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
+    2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
+)  # fmt: skip
+"""Two-sided 95 % quantiles of Student's t distribution for 1, 2, ... degrees of freedom."""
+
+
+def t_95(degrees: int) -> float:
+    """The two-sided 95 % quantile of Student's t distribution."""
+    if degrees <= len(T_95):
+        return T_95[degrees - 1]
+    # the first terms of its expansion around the normal distribution; exact to 0.0005 from here on
+    z = 1.959964
+    return z + (z**3 + z) / (4 * degrees) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,10 +46,10 @@ class Spread:
 
     @property
     def deviation(self) -> float | None:
-        """Standard deviation of the sample (n - 1); None for a single value, whose spread is not known."""
+        """Standard deviation of the sample (n - 1); None for a single value, whose spread is unknown."""
         if len(self.values) < 2:
             return None
-        # a model that diverged may have an infinite perplexity
+        # a diverged model may have an infinite perplexity
         return statistics.stdev(self.values) if all(map(math.isfinite, self.values)) else math.inf
 
     @property
@@ -49,8 +60,18 @@ class Spread:
     def high(self) -> float:
         return max(self.values)
 
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95 % interval of the mean by Student's t; None for a single value."""
+        if self.deviation is None:
+            return None
+        if not math.isfinite(self.deviation):
+            return -math.inf, math.inf
+        reach = t_95(self.count - 1) * self.deviation / math.sqrt(self.count)
+        return self.mean - reach, self.mean + reach
+
     def leads(self, other: "Spread", higher_is_better: bool) -> bool:
-        """Whether this mean is better by more than both standard deviations; never where one of them is not known."""
+        """Whether this mean is better by more than both standard deviations; False where one of them is unknown."""
         if self.deviation is None or other.deviation is None:
             return False
         gap = self.mean - other.mean if higher_is_better else other.mean - self.mean
@@ -58,7 +79,7 @@ class Spread:
 
 
 def spread_of(values: Iterable[float | None]) -> Spread | None:
-    """The figures that are there: JSON has null where a run has no number; None when none has."""
+    """The numbers among the values, None and NaN left out; None where there are none."""
     kept = tuple(float(value) for value in values if value is not None and not math.isnan(value))
     return Spread(values=kept) if kept else None
 
@@ -68,29 +89,34 @@ class Group:
     """All runs of one encoding."""
 
     label: str
-    runs: tuple[dict[str, Any], ...]
+    runs: tuple[RunResult, ...]
 
     @property
-    def finished(self) -> list[dict[str, Any]]:
-        return [run for run in self.runs if run["status"] == DONE]
+    def kind(self) -> str:
+        """The encoding of its runs."""
+        return self.runs[0].encoding["kind"]
 
     @property
-    def unfinished(self) -> list[dict[str, Any]]:
-        """Runs that failed, and those that were not run yet."""
-        return [run for run in self.runs if run["status"] != DONE]
+    def finished(self) -> list[RunResult]:
+        return [run for run in self.runs if run.done]
+
+    @property
+    def unfinished(self) -> list[RunResult]:
+        """Runs that failed, and runs not made yet."""
+        return [run for run in self.runs if not run.done]
 
     def spread(self, field: str) -> Spread | None:
-        """Over seeds, of a field that every run has: parameters, seconds, ..."""
-        return spread_of(run.get(field) for run in self.finished)
+        """A field that every run has, such as parameters or seconds, over seeds."""
+        return spread_of(getattr(run, field) for run in self.finished)
 
     def metric(self, name: str) -> Spread | None:
-        """Over seeds, of a metric of the evaluation."""
-        return spread_of(run["evaluation"]["metrics"].get(name) for run in self.finished)
+        """A metric of the evaluation over seeds."""
+        return spread_of(run.metric(name) for run in self.finished)
 
-    def beside(self, other: "Group", name: str) -> Spread | None:
-        """How much more of a metric this has than the other, seed by seed, over the seeds that both have."""
-        theirs = {run["seed"]: run["evaluation"]["metrics"].get(name) for run in other.finished}
-        pairs = [(run["evaluation"]["metrics"].get(name), theirs.get(run["seed"])) for run in self.finished]
+    def minus(self, other: "Group", name: str) -> Spread | None:
+        """Differences of a metric to another group, seed by seed, over the seeds that both have."""
+        theirs = {run.seed: run.metric(name) for run in other.finished}
+        pairs = [(run.metric(name), theirs.get(run.seed)) for run in self.finished]
         return spread_of(mine - its for mine, its in pairs if mine is not None and its is not None)
 
 
@@ -98,7 +124,7 @@ class Group:
 class Summary:
     """The groups of a comparison in the order in which they were run."""
 
-    results: dict[str, Any]
+    results: Comparison
     groups: tuple[Group, ...]
 
     @property
@@ -107,15 +133,34 @@ class Summary:
 
     @property
     def headline(self) -> str:
-        return self.results["task"]["headline"]
+        """The metric to show first: the task's, or its out-of-distribution part where the task has one.
+
+        A mean over trained and untrained lengths would mostly show how well the trained ones were learnt.
+        """
+        given = self.results.task.headline
+        outside = f"{stem(given)}_{OUTSIDE}"
+        return outside if OUTSIDE not in given and outside in self.names else given
 
     @property
-    def unfinished(self) -> list[dict[str, Any]]:
+    def names(self) -> list[str]:
+        """The names of all metrics in the order of first appearance."""
+        return list(
+            dict.fromkeys(
+                name
+                for group in self.groups
+                for run in group.finished
+                if run.evaluation is not None
+                for name in run.evaluation.metrics
+            )
+        )
+
+    @property
+    def unfinished(self) -> list[RunResult]:
         return [run for group in self.groups for run in group.unfinished]
 
     @property
     def seeds(self) -> list[int]:
-        return sorted({run["seed"] for group in self.groups for run in group.runs})
+        return sorted({run.seed for group in self.groups for run in group.runs})
 
     @property
     def seed_counts(self) -> list[int]:
@@ -123,41 +168,40 @@ class Summary:
         return [len(group.runs) for group in self.groups]
 
     def trained_up_to(self, label: str) -> float | None:
-        """Where training ended on an axis with this label: the task's option `trained_UNIT`, or its trained length in
-        tokens; None where neither is of this unit.
+        """Where training ended on an axis with this label, None if unknown.
+
+        That is the task's option `trained_UNIT` for an axis in that unit, and its trained length for one in tokens.
         """
         words = label.split()
-        for option, value in (self.results["recipe"].get("task") or {}).items():
+        for option, value in (self.results.recipe.get("task") or {}).items():
             if option.startswith("trained_") and option.removeprefix("trained_") in words:
                 return float(value)
-        length = self.results["task"].get("trained_length")
+        length = self.results.task.trained_length
         return float(length) if length is not None and "tokens" in words else None
 
-    def metric_names(self, outside: bool) -> list[str]:
-        """Names in the order of first appearance, of metrics in or out of distribution."""
-        names = dict.fromkeys(
-            name for group in self.groups for run in group.finished for name in run["evaluation"]["metrics"]
-        )
-        return [name for name in names if (OUTSIDE in name) == outside]
+    def metric_names(self, part: str) -> list[str]:
+        """Names of the metrics of one of PARTS."""
+        return [name for name in self.names if self.part_of(name) == part]
 
-    @property
-    def has_shares(self) -> bool:
-        """Whether a metric is a share, which tasks give in per cent."""
-        names = [*self.metric_names(outside=False), *self.metric_names(outside=True)]
-        return any(word in name for name in names for word in SHARES)
+    def part_of(self, name: str) -> str:
+        """Which of PARTS a metric belongs to."""
+        if OUTSIDE in name:
+            return PARTS[1]
+        parts = {f"{stem(name)}_{INSIDE}", f"{stem(name)}_{OUTSIDE}"}
+        return PARTS[2] if name not in parts and parts <= set(self.names) else PARTS[0]
 
     def higher_is_better(self, metric: str) -> bool | None:
-        """The task says it for its headline; for others the name does, or nothing does."""
-        if metric == self.headline:
-            return bool(self.results["task"]["higher_is_better"])
-        if any(word in metric.lower() for word in LOWER_IS_BETTER):
-            return False
-        if any(word in metric.lower() for word in HIGHER_IS_BETTER):
-            return True
-        return None
+        """As the task declares it; None where neither direction is better."""
+        declared = self.results.task.metric(metric).higher_is_better
+        # the headline's direction holds for its out-of-distribution part too
+        return self.results.task.higher_is_better if declared is None and metric == self.headline else declared
+
+    def unit(self, metric: str) -> str:
+        """As the task declares it; empty for plain numbers."""
+        return self.results.task.metric(metric).unit
 
     def best(self, metric: str) -> str | None:
-        """The label that leads all others by more than the spread (BEST_RULE); None where none does."""
+        """The label that leads all others by more than the spread (BEST_RULE), if any."""
         direction = self.higher_is_better(metric)
         found = {group.label: (group, group.metric(metric)) for group in self.groups}
         known = {label: (group, spread) for label, (group, spread) in found.items() if spread is not None}
@@ -170,19 +214,26 @@ class Summary:
         return None
 
 
-def summarise(results: dict[str, Any]) -> Summary:
+def summarise(results: Comparison) -> Summary:
     """Group the runs by label."""
-    groups: dict[str, list[dict[str, Any]]] = {}
-    for run in results["runs"]:
-        groups.setdefault(run["label"], []).append(run)
+    groups: dict[str, list[RunResult]] = {}
+    for run in results.runs:
+        groups.setdefault(run.label, []).append(run)
     if not groups:
-        raise ValueError("The results hold no runs; there is nothing to report.")
+        raise ValueError("The results hold no runs, so there is nothing to report. Run `equitape compare` first.")
     return Summary(
         results=results, groups=tuple(Group(label=label, runs=tuple(runs)) for label, runs in groups.items())
     )
 
 
-def mean_grid(grids: Sequence[list[list[float | None]]]) -> list[list[float]]:
+def stem(name: str) -> str:
+    """A metric's name without the word for its part: "exact_match" of "exact_match_grid"."""
+    for suffix in ("_grid", f"_{INSIDE}", f"_{OUTSIDE}"):
+        name = name.removesuffix(suffix)
+    return name
+
+
+def mean_grid(grids: Sequence[Sequence[Sequence[float | None]]]) -> list[list[float]]:
     """The mean over seeds of every cell of heat maps of one shape; NaN where no seed has a number."""
 
     def mean(cells: tuple[float | None, ...]) -> float:
@@ -192,11 +243,11 @@ def mean_grid(grids: Sequence[list[list[float | None]]]) -> list[list[float]]:
     return [[mean(cells) for cells in zip(*rows, strict=True)] for rows in zip(*grids, strict=True)]
 
 
-def curve_spreads(curves: Sequence[dict[str, Any]]) -> list[tuple[float, Spread]]:
+def curve_spreads(curves: Sequence[Curve]) -> list[tuple[float, Spread]]:
     """(x, values over seeds) in the order of x, for curves of one title."""
     points: dict[float, list[float | None]] = {}
     for curve in curves:
-        for x, y in zip(curve["x"], curve["y"], strict=True):
+        for x, y in zip(curve.x, curve.y, strict=True):
             points.setdefault(x, []).append(y)
     spreads = [(x, spread_of(points[x])) for x in sorted(points)]
     return [(x, spread) for x, spread in spreads if spread is not None]

@@ -42,7 +42,7 @@ class Addition(PromptTask):
     name = "addition"
     idea = "add two numbers, digits reversed; longer operands than in training"
     options_class = AdditionOptions
-    headline = "exact_match_grid"
+    headline = "exact_match_outside"
     metrics = (EXACT_MATCH,)
     vocab_size = VOCAB_SIZE
     pad_token_id = PAD

@@ -75,7 +75,7 @@ class Text(Task):
     """Predict the next token of documents."""
 
     name = "text"
-    idea = "language modelling on local text or a dataset, scored at 1 to 8 times the trained length"
+    idea = "language modelling on local text or a dataset, scored at the trained length and at multiples of it"
     options_class = TextOptions
     options: TextOptions
     headline = "bits_per_byte_1x"

@@ -44,7 +44,6 @@ import torch
 from rich.console import Console
 from rich.markup import escape
 
-from ..report import write_report
 from . import run
 from .environment import join_environments
 from .files import write_json, write_text
@@ -60,7 +59,7 @@ ERROR = "error.txt"
 
 
 def compare(plan: Plan, out_dir: Path, *, jobs: int = 1, console: Console | None = None) -> dict[str, Any]:
-    """Make every run that is not made yet, continue one that was interrupted, and write results.json and the report.
+    """Make every run that is not made yet, continue one that was interrupted, and write results.json.
 
     A run that fails costs the others nothing; it is tried again the next time. jobs: processes that run side by side.
     """
@@ -96,7 +95,6 @@ def compare(plan: Plan, out_dir: Path, *, jobs: int = 1, console: Console | None
             end(attempt(plan, label, seed, out_dir, console))
     results = collect(plan, out_dir)
     write_json(out_dir / RESULTS, results)
-    write_report(results, out_dir)
     left_out = runs_left_out(plan, out_dir)
     if left_out:
         names = escape(", ".join(left_out))

@@ -1,54 +1,41 @@
-"""The benchmark from settings to rows."""
+"""The benchmark, from settings to rows."""
 
 from collections.abc import Iterator
 from typing import Any
 
 from rich.console import Console
 
-from . import report
-from .agreement import DisagreementError, checked_path
-from .measure import count_operations, free_memory, is_out_of_memory, time_path
-from .report import AGAIN, DISAGREES, FAILED, OUT_OF_MEMORY, Row
+from .agreement import DisagreementError, checked_run
+from .measure import count_operations, free_memory, is_out_of_memory, time_run
+from .rows import AGAIN, DISAGREES, FAILED, OUT_OF_MEMORY, Row, append_csv, environment
 from .shapes import DTYPES, BenchSettings
 from .workloads import MEASURES, Case, Variant
 
 
-def run(settings: BenchSettings, console: Console) -> list[Row]:
-    """Measure all that the settings ask for and print a table; a row is on file as soon as it is measured."""
-    about = report.environment(settings.torch_device)
-    rows: list[Row] = []
+def run(settings: BenchSettings, console: Console) -> Iterator[Row]:
+    """Measure everything the settings ask for, row by row; a row is in the CSV file as soon as it is measured."""
+    about = environment(settings.torch_device)
     references: dict[tuple[str, int, int], float] = {}
-    try:
-        for case, repeated in list_cases(settings):
-            name = case.encoding + (AGAIN if repeated else "")
-            with console.status(f"{case.measure}, {name}, {case.batch} x {case.length}"):
-                row = measure(case, name, settings, about)
-            if row.ms_median is not None:
-                if name == "rope":
-                    references[row.group] = row.ms_median
-                if row.group in references:
-                    row.ratio = row.ms_median / references[row.group]
-            rows.append(row)
-            if settings.csv is not None:
-                report.append_csv(settings.csv, row)
-            if not console.is_terminal:
-                # a log is read while it grows
-                told = row.status if row.ms_median is None else f"{row.ms_median:.3f} ms"
-                console.print(f"{row.workload}, {row.encoding}, {row.batch} x {row.length}: {told}", highlight=False)
-    finally:
-        # also when interrupted: what is measured is measured
-        if rows:
-            report.print_table(rows, console)
-            if settings.plot is not None:
-                report.plot(rows, settings.plot)
-            files = [str(path) for path in (settings.csv, settings.plot) if path is not None]
-            if files:
-                console.print(f"Written to {' and '.join(files)}.", highlight=False, markup=False, soft_wrap=True)
-    return rows
+    for case, repeated in list_cases(settings):
+        name = case.encoding + (AGAIN if repeated else "")
+        with console.status(f"{case.measure}, {name}, {case.batch} x {case.length}"):
+            row = measure(case, name, settings, about)
+        if row.ms_median is not None:
+            if name == "rope":
+                references[row.group] = row.ms_median
+            if row.group in references:
+                row.ratio = row.ms_median / references[row.group]
+        if settings.csv is not None:
+            append_csv(settings.csv, row)
+        if not console.is_terminal:
+            # a log is read while it grows
+            found = row.status if row.ms_median is None else f"{row.ms_median:.3f} ms"
+            console.print(f"{row.workload}, {row.encoding}, {row.batch} x {row.length}: {found}", highlight=False)
+        yield row
 
 
 def list_cases(settings: BenchSettings) -> Iterator[tuple[Case, bool]]:
-    """All cases in the order of measuring, those to be compared side by side; True marks RoPE's second turn."""
+    """All cases in the order of measurement; cases to compare follow each other. True marks RoPE's second turn."""
     for workload in settings.workloads:
         lengths = settings.all_cache_lengths if workload == "decode" else settings.all_lengths
         for measured in MEASURES[workload]:
@@ -71,7 +58,7 @@ def list_cases(settings: BenchSettings) -> Iterator[tuple[Case, bool]]:
 
 
 def measure(case: Case, name: str, settings: BenchSettings, about: dict[str, Any]) -> Row:
-    """One row; a path that disagrees, does not fit or fails gets a row without a time."""
+    """One row. A case that disagrees with the reference, runs out of memory or fails gets a row without a time."""
     row = Row(
         **about,
         dtype=str(case.dtype).removeprefix("torch."),
@@ -100,12 +87,12 @@ def _fill(row: Row, case: Case, settings: BenchSettings) -> None:
     operations = count_operations(case)
     row.gflops, row.gmacs = operations / 1e9, operations / 2e9
     variant = Variant(dtype=case.dtype, compiled=settings.compiled, graphs=settings.graphs)
-    path, compared = checked_path(case, variant)
-    row.params = path.num_parameters
-    row.note = ", ".join(part for part in ("CUDA graphs" if path.graphs else "", path.note, compared) if part)
-    timing = time_path(path, case, settings.num_runs, settings.warm_up)
+    prepared, compared = checked_run(case, variant)
+    row.params = prepared.num_parameters
+    row.note = ", ".join(part for part in ("CUDA graphs" if prepared.graphs else "", prepared.note, compared) if part)
+    timing = time_run(prepared, case, settings.num_runs, settings.warm_up)
     row.ms_median, (row.ms_low, row.ms_high) = timing.median, timing.spread
-    row.peak_mib = None if path.graphs else timing.peak_mib
+    row.peak_mib = None if prepared.graphs else timing.peak_mib
 
 
 def _first_line(error: Exception) -> str:

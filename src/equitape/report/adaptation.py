@@ -1,0 +1,46 @@
+"""The training loss of a fine-tuning run as a plot."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..runs.files import write_bytes
+from .charts import Line, LinePanel, line_plot
+from .numbers import number
+from .style import Plot, SeriesStyle, series_styles
+
+SMOOTHED_SHARE, SMOOTHED_STEPS = 0.05, 5
+"""A point of the smooth line averages this share of the run, and at least this many steps."""
+
+
+def write_loss(lines: Sequence[dict[str, Any]], path: Path, kind: str | None = None) -> None:
+    """Write the plot of a log as a PNG file; a run without a step has none. kind: the encoding, for its colour."""
+    plot = plot_loss(lines, kind)
+    if plot is not None:
+        write_bytes(path, plot.png)
+
+
+def plot_loss(lines: Sequence[dict[str, Any]], kind: str | None = None) -> Plot | None:
+    """Loss against tokens seen, every step and a running mean. lines: of log.jsonl, those without a loss ignored."""
+    steps = [line for line in lines if line.get("loss") is not None]
+    if not steps:
+        return None
+    tokens = [line["tokens"] / 1e6 for line in steps]
+    losses = [float(line["loss"]) for line in steps]
+    width = max(min(SMOOTHED_STEPS, len(losses)), round(SMOOTHED_SHARE * len(losses)))
+    smooth = [
+        sum(part) / len(part) for part in (losses[max(0, end - width) : end] for end in range(1, len(losses) + 1))
+    ]
+    style = series_styles({"loss": kind})["loss"]
+    pale = SeriesStyle(colour="#b0b0b0", marker="", dashes="-", hatch="")
+    plain = SeriesStyle(colour=style.colour, marker="", dashes="-", hatch="")
+    shown = [Line(label="each step", style=pale, x=tokens, y=losses)]
+    if width > 1:
+        shown.append(Line(label=f"mean of {width} steps", style=plain, x=tokens, y=smooth))
+    panel = LinePanel(x_label="tokens, millions", y_label="loss, nats per token", lines=shown, x_log=False)
+    return line_plot(
+        "loss",
+        "Training loss",
+        [panel],
+        alt=f"Line plot of training loss against tokens seen, from {number(smooth[0])} to {number(smooth[-1])}.",
+    )

@@ -1,0 +1,145 @@
+"""Rows of the benchmark as tables on a terminal and as a plot of time against length."""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from ..bench.rows import AGAIN, UNSTEADY, Row, drifts
+from .charts import Line, LinePanel, line_figure
+from .numbers import number
+from .style import series_styles
+
+PEAK = "peak MiB"
+MARK = " !"
+"""Follows the figures of unsteady measurements."""
+
+
+def print_table(rows: Sequence[Row], console: Console) -> None:
+    """A table per group of rows with RoPE's drift between its two turns, and a warning where times spread too much."""
+    first = rows[0]
+    how = "compiled" if first.compile else "not compiled"
+    console.print(f"{first.shape}, {first.dtype}, {how}, {first.gpu}, torch {first.torch}", highlight=False)
+    drift = drifts(rows)
+    # memory is measured on GPUs alone
+    hidden = () if any(row.peak_mib is not None for row in rows) else (PEAK,)
+    names = [name for name in cells_of(first) if name not in hidden]
+    for (workload, batch, length), group in itertools.groupby(rows, lambda row: row.group):
+        title = f"{workload}, {batch} x {length}"
+        if (workload, batch, length) in drift:
+            title += f" (RoPE measured again: {drift[workload, batch, length]:+.1%})"
+        table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+        for index, name in enumerate(names):
+            table.add_column(name, justify="right" if index else "left", no_wrap=bool(index))
+        notes = []
+        for row in group:
+            cells = cells_of(row)
+            table.add_row(*(cells[name] for name in names), style="yellow" if row.unsteady else None)
+            if row.note:
+                notes.append(f"  {row.encoding}: {row.note}")
+        console.print(table)
+        for note in notes:
+            console.print(note, highlight=False, markup=False)
+    warning = unsteady_warning(rows)
+    if warning:
+        console.print(warning, style="yellow", highlight=False, markup=False)
+
+
+def unsteady_warning(rows: Sequence[Row]) -> str:
+    """One sentence where measurements spread too much; empty where none does."""
+    count = sum(row.unsteady for row in rows)
+    if not count:
+        return ""
+    return (
+        f"This machine is unsteady: the times of {count} of {len(rows)} measurements (marked{MARK}) spread over more "
+        f"than {UNSTEADY:.0%} of their median; repeat them on an idle machine before you compare them."
+    )
+
+
+def cells_of(row: Row) -> dict[str, str]:
+    """The cells of a row by column."""
+    spread = "" if row.spread is None else f"{row.spread[0]:.0%} +{row.spread[1]:.0%}{MARK if row.unsteady else ''}"
+    return {
+        "encoding": row.encoding,
+        "ms": row.status if row.ms_median is None else number(row.ms_median),
+        "spread": spread,
+        "to RoPE": "" if row.ratio is None else f"{row.ratio:.2f}",
+        PEAK: "" if row.peak_mib is None else f"{row.peak_mib:,.0f}",
+        "GFLOP": "" if row.gflops is None else number(row.gflops),
+        "M params": "" if row.params is None else number(row.params / 1e6),
+    }
+
+
+def write_plot(rows: Sequence[Row], path: Path) -> None:
+    """Write the plot in the format of the file's ending."""
+    with benchmark_figure(rows) as figure:
+        figure.savefig(path, dpi=150)
+
+
+@contextmanager
+def benchmark_figure(rows: Sequence[Row]) -> Iterator[Any]:
+    """Time against length, both logarithmic, one panel per workload, with bars from the 10th to the 90th percentile."""
+    timed = [row for row in rows if row.ms_median is not None and not row.encoding.endswith(AGAIN)]
+    several = len({row.batch for row in timed}) > 1
+    # the paper's layout of TAPE is a variant of TAPE
+    kinds = {name_of(row, several): row.encoding.partition("-")[0] for row in timed}
+    styles = series_styles(kinds)
+    panels = []
+    for workload in dict.fromkeys(row.workload for row in timed):
+        lines: dict[str, list[Row]] = {}
+        for row in timed:
+            if row.workload == workload:
+                lines.setdefault(name_of(row, several), []).append(row)
+        panels.append(
+            LinePanel(
+                title=workload,
+                x_label="tokens attended to" if workload == "decode" else "tokens per sequence",
+                y_label="milliseconds",
+                x_log=True,
+                y_log=True,
+                lines=[
+                    line_of(name, styles[name], sorted(line, key=lambda row: row.length))
+                    for name, line in lines.items()
+                ],
+            )
+        )
+    with line_figure(panels, size=(5.6, 4.2)) as figure:
+        if timed:
+            figure.suptitle(title_of(timed, several), fontsize="medium")
+        yield figure
+
+
+def name_of(row: Row, several: bool) -> str:
+    """What a line is called: the encoding, with the batch size where there are several."""
+    return f"{row.encoding}, batch {row.batch}" if several else row.encoding
+
+
+def line_of(name: str, style: Any, rows: Sequence[Row]) -> Line:
+    """Medians with their percentiles as error bars."""
+    medians = [row.ms_median or 0.0 for row in rows]
+    return Line(
+        label=name,
+        style=style,
+        x=[row.length for row in rows],
+        y=medians,
+        low=[row.ms_low or median for row, median in zip(rows, medians, strict=True)],
+        high=[row.ms_high or median for row, median in zip(rows, medians, strict=True)],
+        bars=True,
+    )
+
+
+def title_of(rows: Sequence[Row], several: bool) -> str:
+    """What was measured, what the bars mean, and whether the machine was unsteady."""
+    first = rows[0]
+    how = "compiled" if first.compile else "not compiled"
+    size = "" if several else f", batch {first.batch}"
+    unsteady = "; unsteady machine" if any(row.unsteady for row in rows) else ""
+    return (
+        f"Time by length: {first.shape}, {first.dtype}, {how}{size}, {first.gpu}\n"
+        f"medians, bars from the 10th to the 90th percentile{unsteady}"
+    )

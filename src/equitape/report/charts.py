@@ -1,0 +1,433 @@
+"""The makers of plots: lines with spreads, heat maps and bars, in panels where there are several."""
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .numbers import number
+from .style import (
+    DIVERGING,
+    INK,
+    MARKERS,
+    NO_VALUE,
+    SEQUENTIAL,
+    EndLabel,
+    Plot,
+    SeriesStyle,
+    figure_of,
+    finish,
+    label_ends,
+)
+
+MANY_DECADES = 1e4
+ROUND_STEPS = (1.0, 2.0, 5.0)
+MOST_TICKS = 10
+"""Distinct x values up to which each has a tick."""
+MOST_CELL_NUMBERS = 12
+"""Columns of a heat map up to which every cell shows its value."""
+WHOLE_TICKS = {"integer": True, "min_n_ticks": 1}
+"""Ticks of layers; asked for more of them, a single layer would get fractions around it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """One series, with a spread around it where `low` and `high` are given."""
+
+    label: str
+    style: SeriesStyle
+    x: Sequence[float]
+    y: Sequence[float]
+    low: Sequence[float] | None = None
+    high: Sequence[float] | None = None
+    bars: bool = False
+    """Show the spread as error bars instead of a band."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mark:
+    """A vertical line with a text above it."""
+
+    x: float
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinePanel:
+    """Axes with lines. Scales are logarithmic where the values span much, unless `x_log` or `y_log` says otherwise."""
+
+    x_label: str
+    y_label: str
+    lines: Sequence[Line]
+    title: str = ""
+    marks: Sequence[Mark] = ()
+    x_log: bool | None = None
+    y_log: bool | None = None
+    y_log_span: float = 10
+    whole_x: bool = False
+    zero: bool = False
+    """Keep zero in sight."""
+    label_lines: bool = True
+
+
+def line_plot(
+    name: str,
+    title: str,
+    panels: Sequence[LinePanel],
+    *,
+    alt: str,
+    caption: str = "",
+    columns: int = 3,
+    size: tuple[float, float] = (7.5, 4.2),
+) -> Plot:
+    """A plot of one or several panels of lines; size: of a panel, in inches."""
+    with line_figure(panels, columns=columns, size=size) as figure:
+        return finish(figure, name, title, alt, caption)
+
+
+@contextmanager
+def line_figure(
+    panels: Sequence[LinePanel], *, columns: int = 3, size: tuple[float, float] = (7.5, 4.2)
+) -> Iterator[Any]:
+    """A matplotlib figure of panels of lines; size: of a panel, in inches."""
+    columns = max(min(columns, len(panels)), 1)
+    rows = max(math.ceil(len(panels) / columns), 1)
+    with figure_of(size[0] * columns, size[1] * rows) as figure:
+        drawn = []
+        for index, panel in enumerate(panels):
+            axes = figure.add_subplot(rows, columns, index + 1)
+            drawn.append((axes, draw_panel(axes, panel)))
+        # names are placed once all panels have their size
+        for axes, labels in drawn:
+            label_ends(axes, labels)
+        yield figure
+
+
+def draw_panel(axes: Any, panel: LinePanel) -> list[EndLabel]:
+    """Draw the lines of a panel; returns the names to be written at their ends."""
+    labels = []
+    for index, line in enumerate(panel.lines):
+        draw_line(axes, line, index, 0.15 if len(panel.lines) <= 4 else 0.09)
+        last = max((place for place, y in enumerate(line.y) if math.isfinite(y)), default=None)
+        if last is not None and panel.label_lines:
+            labels.append(EndLabel(text=line.label, x=line.x[last], y=line.y[last], colour=line.style.colour))
+    xs = sorted({x for line in panel.lines for x in line.x})
+    ys = [
+        y
+        for line in panel.lines
+        for values in (line.y, line.low or (), line.high or ())
+        for y in values
+        if y is not None and math.isfinite(y)
+    ]
+    if panel.x_log if panel.x_log is not None else spans(xs, 8):
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter("{x:g}")
+    if panel.y_log if panel.y_log is not None else spans(ys, panel.y_log_span):
+        make_logarithmic(axes, ys)
+    if panel.whole_x:
+        axes.set_xlim(min(xs) - 0.5, max(xs) + 0.5)
+        axes.xaxis.get_major_locator().set_params(**WHOLE_TICKS)
+    elif 0 < len(xs) <= MOST_TICKS:
+        axes.set_xticks(xs, [f"{x:g}" for x in xs])
+        axes.xaxis.minorticks_off()
+        if len(xs) == 1 and axes.get_xscale() == "log":
+            axes.set_xlim(xs[0] / 2, xs[0] * 2)
+    if panel.zero:
+        # with zero in sight, a line that hardly changes does not lie on the frame
+        axes.update_datalim([(xs[0], 0.0)])
+        axes.autoscale_view(scalex=False)
+    draw_marks(axes, [mark for mark in panel.marks if xs and xs[0] <= mark.x <= xs[-1]])
+    axes.set(xlabel=panel.x_label, ylabel=panel.y_label)
+    if panel.title:
+        axes.set_title(panel.title, fontsize="medium")
+    axes.grid(alpha=0.25, color=INK, linewidth=0.5)
+    return labels
+
+
+def draw_line(axes: Any, line: Line, index: int, opacity: float = 0.15) -> None:
+    """A line with its band or its error bars; long lines have a few markers, at other places for every line."""
+    every = max(1, len(line.x) // 8)
+    start = index % len(MARKERS) * every // len(MARKERS)
+    axes.plot(list(line.x), list(line.y), markevery=(start, every), label=line.label, **line.style.of_line())
+    if line.low is None or line.high is None:
+        return
+    if line.bars:
+        errors = [
+            [max(y - low, 0.0) for y, low in zip(line.y, line.low, strict=True)],
+            [max(high - y, 0.0) for y, high in zip(line.y, line.high, strict=True)],
+        ]
+        axes.errorbar(
+            list(line.x), list(line.y), yerr=errors, fmt="none", ecolor=line.style.colour, elinewidth=0.9, capsize=2.5
+        )
+    else:
+        axes.fill_between(
+            list(line.x), list(line.low), list(line.high), color=line.style.colour, alpha=opacity, linewidth=0
+        )
+
+
+def draw_marks(axes: Any, marks: Sequence[Mark]) -> None:
+    """Dotted vertical lines, each with its text in a row above the axes."""
+    for row, mark in enumerate(sorted(marks, key=lambda mark: mark.x)):
+        axes.axvline(mark.x, color=INK, linewidth=1, linestyle=(0, (1, 3)), zorder=0)
+        axes.text(
+            mark.x,
+            # one row each: neighbouring lines are closer than their texts are wide
+            1.01 + 0.045 * row,
+            mark.text,
+            transform=axes.get_xaxis_transform(),
+            fontsize="x-small",
+            ha="center",
+            va="bottom",
+        )
+
+
+def spans(values: Sequence[float], times: float) -> bool:
+    """Whether positive values reach over so much that a logarithmic axis shows them better."""
+    known = [value for value in values if math.isfinite(value)]
+    return len(known) > 1 and min(known) > 0 and max(known) >= times * min(known)
+
+
+def make_logarithmic(axes: Any, values: Sequence[float]) -> None:
+    """A logarithmic y axis with plain numbers at 1, 2 and 5, or at powers of ten where there are many.
+
+    Limits are the round numbers around all values, so that however close these are, at least two ticks show.
+    """
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    axes.set_yscale("log")
+    low, high = round_limits(values)
+    if high / low <= 20:
+        axes.set_ylim(low, high)
+    low, high = axes.get_ylim()
+    axes.yaxis.set_major_locator(LogLocator(subs=ROUND_STEPS if high / low < MANY_DECADES else (1.0,)))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def round_limits(values: Sequence[float]) -> tuple[float, float]:
+    """The nearest of 1, 2, 5, 10, 20 and so on below and above all values."""
+    powers = range(math.floor(math.log10(min(values))) - 1, math.ceil(math.log10(max(values))) + 2)
+    steps = [step * 10.0**power for power in powers for step in ROUND_STEPS]
+    return max(step for step in steps if step < min(values)), min(step for step in steps if step > max(values))
+
+
+def log_bins(x: Sequence[float], count: int = 24) -> list[list[int]]:
+    """Indices of increasing positive places in bins of equal width in the logarithm; empty bins are left out."""
+    places = np.log(np.asarray(x, dtype=np.float64))
+    edges = np.linspace(places[0], places[-1], count + 1)[1:-1]
+    bins: dict[int, list[int]] = {}
+    for index, bin_index in enumerate(np.searchsorted(edges, places, side="right")):
+        bins.setdefault(int(bin_index), []).append(index)
+    return list(bins.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class MapPanel:
+    """One heat map. values [rows, columns], NaN where there is none."""
+
+    title: str
+    values: NDArray[Any]
+    row_ticks: Sequence[str] | None = None
+    """What the rows stand for; None counts along `extent`."""
+    column_ticks: Sequence[str] | None = None
+    extent: tuple[float, float, float, float] | None = None
+    """(left, right, bottom, top) in units of the axes."""
+    frame: tuple[int, int] | None = None
+    """(rows, columns) of the corner to frame."""
+    line_before: int | None = None
+    """The column before which a vertical line is drawn."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MapStyle:
+    """How the heat maps of a plot look."""
+
+    row_label: str
+    column_label: str
+    scale: str = "linear"
+    """"linear"; "root" for square roots from 0; "diverging" for square roots with white at zero."""
+    limits: tuple[float, float] | None = None
+    own_scales: bool = False
+    """A scale for each panel, instead of one for all."""
+    upwards: bool = False
+    """The first row at the bottom."""
+    cell_numbers: bool = False
+    columns: int = 4
+    size: tuple[float, float] = (2.5, 2.8)
+    aspect: str = "equal"
+    whole_rows: bool = False
+    value_label: str = ""
+    notes: Sequence[str] = field(default_factory=tuple)
+
+
+def heat_maps(
+    name: str, title: str, panels: Sequence[MapPanel], style: MapStyle, *, alt: str, caption: str = ""
+) -> Plot:
+    """A plot of one heat map per panel, on one scale unless the style says otherwise."""
+    rows = math.ceil(len(panels) / style.columns)
+    columns = math.ceil(len(panels) / rows)
+    shared = norm_of(np.concatenate([np.ravel(panel.values) for panel in panels]), style)
+    with figure_of(style.size[0] * columns + 1.1, style.size[1] * rows + 0.4) as figure:
+        drawn, image = [], None
+        for index, panel in enumerate(panels):
+            axes = figure.add_subplot(rows, columns, index + 1)
+            norm = norm_of(panel.values, style) if style.own_scales else shared
+            image = draw_map(axes, panel, style, norm)
+            drawn.append(axes)
+            if style.own_scales:
+                add_colour_bar(figure, image, axes, style, norm)
+        if not style.own_scales:
+            add_colour_bar(figure, image, drawn, style, shared)
+        figure.supxlabel(style.column_label, fontsize="small")
+        figure.supylabel(style.row_label, fontsize="small")
+        return finish(figure, name, title, alt, caption)
+
+
+def norm_of(values: NDArray[Any], style: MapStyle) -> Any:
+    """From values to colours; a diverging scale reaches as far below zero as above."""
+    from matplotlib.colors import FuncNorm, Normalize, PowerNorm
+
+    known = values[np.isfinite(values)]
+    low, high = style.limits or ((float(known.min()), float(known.max())) if known.size else (0.0, 1.0))
+    if style.scale == "linear":
+        return Normalize(low, high if high > low else low + 1.0)
+    reach = max(abs(low), abs(high)) or 1.0
+    if style.scale == "root":
+        return PowerNorm(0.5, 0.0, reach)
+    return FuncNorm((lambda x: np.sign(x) * np.sqrt(np.abs(x)), lambda y: np.sign(y) * y**2), -reach, reach)
+
+
+def draw_map(axes: Any, panel: MapPanel, style: MapStyle, norm: Any) -> Any:
+    """One panel; returns its image."""
+    # what nobody measured
+    axes.set_facecolor(NO_VALUE)
+    image = axes.imshow(
+        panel.values,
+        norm=norm,
+        cmap=DIVERGING if style.scale == "diverging" else SEQUENTIAL,
+        origin="lower" if style.upwards else "upper",
+        interpolation="nearest",
+        aspect=style.aspect,
+        extent=panel.extent,
+    )
+    axes.set_title(panel.title, fontsize="small")
+    axes.tick_params(labelsize="x-small")
+    axes.spines[:].set_visible(False)
+    for axis, ticks in ((axes.xaxis, panel.column_ticks), (axes.yaxis, panel.row_ticks)):
+        if ticks is not None:
+            label_ticks(axis, ticks)
+    if style.whole_rows:
+        axes.yaxis.get_major_locator().set_params(**WHOLE_TICKS)
+    if style.cell_numbers and panel.values.shape[1] <= MOST_CELL_NUMBERS:
+        write_numbers(axes, panel.values, norm)
+    if panel.frame is not None:
+        frame_corner(axes, *panel.frame)
+    if panel.line_before is not None and 0 < panel.line_before < panel.values.shape[1]:
+        for colour, width in (("black", 3.0), ("white", 1.4)):
+            axes.axvline(panel.line_before - 0.5, color=colour, linewidth=width)
+    return image
+
+
+def add_colour_bar(figure: Any, image: Any, axes: Any, style: MapStyle, norm: Any) -> None:
+    """The scale beside the panels it belongs to."""
+    ticks = [norm.vmin, norm.vmin / 4, 0, norm.vmax / 4, norm.vmax] if style.scale == "diverging" else None
+    bar = figure.colorbar(image, ax=axes, shrink=0.8, aspect=18, ticks=ticks, format="{x:.3g}")
+    bar.ax.tick_params(labelsize="x-small")
+    if style.value_label:
+        bar.set_label(style.value_label, fontsize="x-small")
+
+
+def label_ticks(axis: Any, values: Sequence[str], most: int = 12) -> None:
+    """Ticks that name what rows or columns stand for, at most twelve of them."""
+    every = max(1, math.ceil(len(values) / most))
+    places = list(range(every - 1, len(values), every)) if every > 1 else list(range(len(values)))
+    rotation = 30 if axis.axis_name == "x" and sum(len(values[place]) for place in places) > 24 else 0
+    axis.set_ticks(places, [values[place] for place in places], rotation=rotation)
+
+
+def write_numbers(axes: Any, values: NDArray[Any], norm: Any) -> None:
+    """Every cell's value, in the ink that shows on it."""
+    for (row, column), value in np.ndenumerate(values):
+        if math.isfinite(value):
+            ink = "black" if norm(value) > 0.55 else "white"
+            axes.text(column, row, f"{value:.0f}", ha="center", va="center", fontsize="x-small", color=ink)
+
+
+def frame_corner(axes: Any, rows: int, columns: int) -> None:
+    """A frame around the first rows and columns."""
+    from matplotlib.patches import Rectangle
+
+    for colour, width in (("black", 2.4), ("white", 1.2)):
+        axes.add_patch(
+            Rectangle((-0.5, -0.5), columns, rows, fill=False, edgecolor=colour, linewidth=width, clip_on=False)
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BarSeries:
+    """The bars of one model by row; rows it lacks are left out."""
+
+    label: str
+    style: SeriesStyle
+    values: dict[str, float]
+    errors: dict[str, float] = field(default_factory=dict)
+    counts: dict[str, float] = field(default_factory=dict)
+
+
+def bar_plot(
+    name: str,
+    title: str,
+    series: Sequence[BarSeries],
+    rows: Sequence[str],
+    *,
+    value_label: str,
+    row_label: str,
+    most: float | None = None,
+    alt: str,
+    caption: str = "",
+) -> Plot:
+    """A bar per series in every row, its value written after it. most: what a value can be at most, if known."""
+    thick = 0.8 / len(series)
+    with figure_of(7.5, 1.0 + len(rows) * (0.2 + 0.2 * len(series))) as figure:
+        axes = figure.add_subplot()
+        for index, one in enumerate(series):
+            places = {
+                row: place + (index - (len(series) - 1) / 2) * thick
+                for place, row in enumerate(rows)
+                if row in one.values
+            }
+            axes.barh(
+                list(places.values()),
+                [one.values[row] for row in places],
+                height=0.9 * thick,
+                xerr=[one.errors.get(row, 0.0) for row in places] if one.errors else None,
+                error_kw={"ecolor": INK, "elinewidth": 1, "capsize": 2},
+                color=one.style.colour,
+                hatch=one.style.hatch if len(series) > 1 else "",
+                edgecolor="white",
+                label=one.label,
+            )
+            for row, place in places.items():
+                end = max(one.values[row] + one.errors.get(row, 0.0), 0.0)
+                axes.text(end, place, f" {bar_text(one, row)}", va="center", fontsize="x-small")
+        axes.set_yticks(range(len(rows)), rows, fontsize="small")
+        axes.invert_yaxis()
+        reached = [value for one in series for value in one.values.values()]
+        # small values keep their own scale: on one up to the most they could not be told apart
+        if most is not None and most / 3 < max(reached, default=0.0) <= most:
+            axes.set_xlim(0, most)
+        axes.set(xlabel=value_label, ylabel=row_label)
+        axes.set_axisbelow(True)
+        axes.grid(axis="x", alpha=0.25, color=INK, linewidth=0.5)
+        if len(series) > 1:
+            figure.legend(loc="outside right center", fontsize="small")
+        return finish(figure, name, title, alt, caption)
+
+
+def bar_text(series: BarSeries, row: str) -> str:
+    """The value of a bar, with the number of examples where that is known."""
+    return number(series.values[row]) + (f" ({series.counts[row]})" if series.counts else "")

@@ -1,0 +1,159 @@
+"""The report of a comparison: report.html and report.md from the results of `equitape compare`."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from ..runs.files import write_text
+from ..runs.results import MISSING as NOT_RUN
+from ..runs.results import Comparison
+from .comparison_plots import all_plots
+from .comparison_tables import claims_table, headline_table, metric_table, paired_table, runs_table
+from .numbers import number, readable
+from .pages import render, write_plots
+from .summary import BEST_RULE, PARTS, Spread, Summary, summarise
+from .tables import Table
+
+PLOTS = "plots"
+RECIPE = "The exact recipe with every default"
+
+
+def write_report(results: Comparison | dict[str, Any], out_dir: Path) -> None:
+    """Write report.html (self-contained), report.md and the pictures it shows into `out_dir`.
+
+    results: a comparison, or what its results.json holds.
+    """
+    comparison = Comparison.from_dict(results) if isinstance(results, dict) else results
+    summary = summarise(comparison)
+    write_comparison(summary, out_dir, [(RECIPE, recipe_text(comparison.recipe))], [])
+
+
+def write_comparison(
+    summary: Summary, out_dir: Path, recipes: list[tuple[str, str]], remarks: list[str]
+) -> list[Table]:
+    """Write the pages of a comparison; returns its tables of figures.
+
+    recipes: (heading, YAML) of those it comes from. remarks: sentences that follow the findings.
+    """
+    results = summary.results
+    plots, tables = all_plots(summary), quality_tables(summary)
+    content = {
+        "name": results.name,
+        "task": results.task,
+        "idea": task_idea(results),
+        "description": results.recipe.get("description") or "",
+        "findings": [*findings(summary), *remarks],
+        "tables": tables,
+        "rules": BEST_RULE,
+        "plots": plots,
+        "runs": runs_table(summary),
+        "environment": environment_rows(results.environment, summary),
+        "recipes": recipes,
+    }
+    write_plots(plots, out_dir / PLOTS)
+    for ending in ("html", "md"):
+        write_text(out_dir / f"report.{ending}", render(f"comparison.{ending}.j2", **content, plots_folder=PLOTS))
+    return tables
+
+
+def task_idea(results: Comparison) -> str:
+    """The task in one line, with the evaluated lengths that its options name."""
+    idea = results.task.idea
+    factors = (results.recipe.get("task") or {}).get("factors")
+    if not factors:
+        return idea
+    times = [str(factor) for factor in sorted(set(factors))]
+    listed = times[0] if len(times) == 1 else f"{', '.join(times[:-1])} and {times[-1]}"
+    # the task's own words are the same for all options
+    return re.sub(r", scored at .*$", "", idea) + f", scored at {listed} times the trained length"
+
+
+def quality_tables(summary: Summary) -> list[Table]:
+    """The headline with its cost, all metrics in and out of distribution, differences by seed, published numbers."""
+    tables = [headline_table(summary)]
+    for part in PARTS:
+        # the headline is in the first table
+        names = [name for name in summary.metric_names(part) if name != summary.headline]
+        if names:
+            tables.append(metric_table(summary, part, names))
+    paired = paired_table(summary, list(dict.fromkeys([summary.headline, *summary.metric_names(PARTS[1])])))
+    return [*tables, *(table for table in (paired, claims_table(summary)) if table is not None)]
+
+
+def findings(summary: Summary) -> list[str]:
+    """What the figures show, in sentences."""
+    name = summary.headline
+    spreads = {group.label: spread for group in summary.groups if (spread := group.metric(name)) is not None}
+    sentences = []
+    if spreads:
+        best = (max if summary.higher_is_better(name) else min)(spread.mean for spread in spreads.values())
+        first = [label for label, spread in spreads.items() if spread.mean == best]
+        sentences.append(
+            leader(summary, first[0], spreads) if len(first) == 1 else tie(summary, first, best, len(spreads))
+        )
+    else:
+        sentences.append("No run is finished, so there is nothing to compare yet.")
+    fewest, most = min(summary.seed_counts), max(summary.seed_counts)
+    each = f"{most} seed{'s' if most > 1 else ''} each" if fewest == most else f"{fewest} to {most} seeds"
+    count = len(summary.groups)
+    sentences.append(f"{count} encoding{'s' if count > 1 else ''}, {each}: {', '.join(map(str, summary.seeds))}.")
+    for run in summary.unfinished:
+        if run.status != NOT_RUN:
+            sentences.append(f"{run.label}, seed {run.seed}: {run.status}. {run.note}".strip())
+    missing = sum(run.status == NOT_RUN for run in summary.unfinished)
+    if missing:
+        sentences.append(f"{missing} of {sum(summary.seed_counts)} runs have not been made yet.")
+    return sentences
+
+
+def with_unit(summary: Summary, value: float) -> str:
+    """The headline's name and a value of it with its unit."""
+    unit = summary.unit(summary.headline)
+    gap = "" if unit in ("", "%") else " "
+    return f"{readable(summary.headline)} {number(value)}{' %' if unit == '%' else gap + unit}"
+
+
+def tie(summary: Summary, first: list[str], best: float, count: int) -> str:
+    """Several encodings have the same best mean, such as zero in a task that none of them solves."""
+    value = with_unit(summary, best)
+    if len(first) == count:
+        return f"All {count} encodings have {value}, so the result does not tell them apart."
+    return f"{', '.join(first[:-1])} and {first[-1]} share the first place with {value}; none is marked best."
+
+
+def leader(summary: Summary, first: str, spreads: dict[str, Spread]) -> str:
+    """How far the encoding with the best mean is ahead of the others."""
+    found, better = spreads[first], bool(summary.higher_is_better(summary.headline))
+    value = with_unit(summary, found.mean)
+    if summary.best(summary.headline) is not None:
+        return f"{first} leads with {value}, by more than the spread over seeds."
+    if found.count == 1:
+        return f"{first} comes first with {value}, from a single seed: its spread is unknown, so none is marked best."
+    others = {label: spread for label, spread in spreads.items() if label != first}
+    alone = [label for label, spread in others.items() if spread.count == 1]
+    if not all(found.leads(other, better) for label, other in others.items() if label not in alone):
+        return f"{first} comes first with {value}, but within the spread over seeds: none is marked best."
+    ahead = f"{first} comes first with {value}" + (
+        ", by more than the spread over seeds" if len(others) > len(alone) else ""
+    )
+    if any(group.unfinished for group in summary.groups if group.label == first):
+        return f"{ahead}. Not all of its runs are finished, so none is marked best."
+    if alone:
+        return f"{ahead}. The spread of the {len(alone)} with one seed is unknown, so none is marked best."
+    return f"{ahead}."
+
+
+def environment_rows(environment: dict[str, Any], summary: Summary) -> list[tuple[str, str]]:
+    """Versions, hardware, commit, date and seeds as pairs."""
+    rows = [(readable(key), str(value)) for key, value in environment.items()]
+    return [*rows, ("seeds", ", ".join(map(str, summary.seeds)))]
+
+
+def recipe_text(recipe: dict[str, Any]) -> str:
+    """The resolved recipe as YAML, which runs the same comparison again."""
+    import yaml
+
+    # tuples become lists, as in results.json
+    recipe = json.loads(json.dumps(recipe))
+    return yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True, width=120)

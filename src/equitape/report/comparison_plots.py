@@ -1,0 +1,232 @@
+"""The plots of a comparison: training loss, every curve and every heat map that its runs have."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..runs.results import Curve, Evaluation, HeatMap
+from .charts import Line, LinePanel, MapPanel, MapStyle, Mark, heat_maps, line_plot, log_bins, spans
+from .numbers import number, readable
+from .style import Plot, SeriesStyle, file_name, series_styles
+from .summary import Group, Spread, Summary, curve_spreads, mean_grid
+
+MOST_LOSS_POINTS = 200
+MOST_PLACES = 32
+"""Points of a curve over token positions beyond which they are put into bins."""
+SHARES = ("match", "accuracy", "error")
+BAND = "Lines are means over seeds; a band spans the lowest to the highest seed."
+BINS = "Positions are averaged in bins of equal width on the logarithmic axis."
+
+
+def all_plots(summary: Summary) -> list[Plot]:
+    """Loss, then every curve, then every heat map that any run has."""
+    loss = plot_loss(summary)
+    plots = [] if loss is None else [loss]
+    plots += [plot_curve(summary, title) for title in titles(summary, lambda evaluation: evaluation.curves)]
+    plots += [plot_heat_maps(summary, title) for title in titles(summary, lambda evaluation: evaluation.heat_maps)]
+    return plots
+
+
+def styles_of(summary: Summary) -> dict[str, SeriesStyle]:
+    """The style of every label of a comparison."""
+    return series_styles({group.label: group.kind for group in summary.groups})
+
+
+def titles(summary: Summary, drawn: Callable[[Evaluation], list[Any]]) -> list[str]:
+    """Titles of the curves or heat maps that runs have, in the order of first appearance."""
+    found = (
+        entry.title
+        for group in summary.groups
+        for run in group.finished
+        if run.evaluation
+        for entry in drawn(run.evaluation)
+    )
+    return list(dict.fromkeys(found))
+
+
+def curves_of(group: Group, title: str) -> list[Curve]:
+    """The curves of one title, one per seed."""
+    return [
+        curve for run in group.finished if run.evaluation for curve in run.evaluation.curves if curve.title == title
+    ]
+
+
+def maps_of(group: Group, title: str) -> list[HeatMap]:
+    """The heat maps of one title, one per seed."""
+    return [
+        entry for run in group.finished if run.evaluation for entry in run.evaluation.heat_maps if entry.title == title
+    ]
+
+
+def spread_line(label: str, style: SeriesStyle, points: Sequence[tuple[float, Spread]]) -> Line:
+    """A line through means, with a band from the lowest to the highest seed where there are several."""
+    several = any(spread.count > 1 for _, spread in points)
+    return Line(
+        label=label,
+        style=style,
+        x=[x for x, _ in points],
+        y=[spread.mean for _, spread in points],
+        low=[spread.low for _, spread in points] if several else None,
+        high=[spread.high for _, spread in points] if several else None,
+    )
+
+
+def band_caption(lines: Sequence[Line]) -> str:
+    """What bands mean, where there are any."""
+    return BAND if any(line.low is not None for line in lines) else ""
+
+
+def loss_points(group: Group) -> list[tuple[float, Spread]]:
+    """(step, losses over seeds), thinned to MOST_LOSS_POINTS by means over neighbouring steps."""
+    steps: dict[float, list[float]] = {}
+    # failed runs are shown up to the step where they failed
+    for run in group.runs:
+        known = [(step, loss) for step, loss in run.log if loss is not None and math.isfinite(loss)]
+        width = math.ceil(len(known) / MOST_LOSS_POINTS) or 1
+        for start in range(0, len(known), width):
+            part = known[start : start + width]
+            steps.setdefault(part[-1][0], []).append(math.fsum(loss for _, loss in part) / len(part))
+    return [(step, Spread(values=tuple(steps[step]))) for step in sorted(steps)]
+
+
+def plot_loss(summary: Summary) -> Plot | None:
+    """Training loss against steps."""
+    styles = styles_of(summary)
+    lines = [
+        spread_line(group.label, styles[group.label], points)
+        for group in summary.groups
+        if (points := loss_points(group))
+    ]
+    if not lines:
+        return None
+    last = "; ".join(f"{line.label} {number(line.y[-1])}" for line in lines)
+    panel = LinePanel(x_label="step", y_label="training loss, nats per token", lines=lines, x_log=False, y_log_span=20)
+    return line_plot(
+        "training-loss",
+        "Training loss",
+        [panel],
+        alt=f"Line plot of training loss against step, mean over seeds. At the end: {last}.",
+        caption=band_caption(lines),
+    )
+
+
+def plot_curve(summary: Summary, title: str) -> Plot:
+    """A score against one property, for example perplexity against length."""
+    styles = styles_of(summary)
+    first = next(curve for group in summary.groups for curve in curves_of(group, title))
+    lines, described, binned = [], [], False
+    values = [value for group in summary.groups for curve in curves_of(group, title) for value in curve.y]
+    share = is_share(values, first.y_label)
+    for group in summary.groups:
+        curves = curves_of(group, title)
+        if share:
+            curves = [replace(curve, y=[y if y is None else 100 * y for y in curve.y]) for curve in curves]
+        if is_by_position(first):
+            curves, binned = [in_log_bins(curve) for curve in curves], True
+        points = [(x, spread) for x, spread in curve_spreads(curves) if math.isfinite(spread.mean)]
+        if points:
+            lines.append(spread_line(group.label, styles[group.label], points))
+            ends = [f"{number(spread.mean)} at {x:g}" for x, spread in (points[0], points[-1])]
+            described.append(f"{group.label} {', '.join(ends)}")
+    trained = summary.trained_up_to(first.x_label)
+    panel = LinePanel(
+        x_label=first.x_label,
+        y_label=f"{first.y_label}, %" if share else first.y_label,
+        lines=lines,
+        y_log=False if share else None,
+        marks=[] if trained is None else [Mark(x=trained, text="trained up to here")],
+        x_log=True if binned else None,
+    )
+    return line_plot(
+        file_name("curve", title),
+        title,
+        [panel],
+        alt=f"Line plot of {first.y_label} against {first.x_label}, mean over seeds: {'; '.join(described)}.",
+        caption=" ".join(part for part in (band_caption(lines), BINS if binned else "") if part),
+    )
+
+
+def is_share(values: Sequence[float | None], label: str) -> bool:
+    """Whether these are shares from 0 to 1 of a score that tables show in per cent."""
+    known = [value for value in values if value is not None]
+    return any(word in label for word in SHARES) and all(0 <= value <= 1 for value in known)
+
+
+def is_by_position(curve: Curve) -> bool:
+    """Whether a curve has a point for many token positions, whose loss is noisy far from the start."""
+    return "tokens" in curve.x_label and len(curve.x) > MOST_PLACES and spans(curve.x, 8)
+
+
+def in_log_bins(curve: Curve) -> Curve:
+    """A curve averaged in bins of equal width in the logarithm of its places."""
+    places: list[float] = []
+    values: list[float] = []
+    for part in log_bins(curve.x):
+        known = [curve.y[index] for index in part if curve.y[index] is not None]
+        places.append(math.fsum(curve.x[index] for index in part) / len(part))
+        values.append(math.fsum(known) / len(known) if known else math.nan)
+    return replace(curve, x=places, y=values)
+
+
+def plot_heat_maps(summary: Summary, title: str) -> Plot:
+    """A panel per encoding, the mean over seeds, all on one scale."""
+    panels, described, framed, first = [], [], False, None
+    cells = [
+        cell for group in summary.groups for entry in maps_of(group, title) for row in entry.values for cell in row
+    ]
+    share = is_share(cells, title)
+    for group in summary.groups:
+        maps = maps_of(group, title)
+        same = [entry for entry in maps if (entry.rows, entry.columns) == (maps[0].rows, maps[0].columns)]
+        if not same:
+            continue
+        first = first or same[0]
+        grid: NDArray[Any] = np.array(mean_grid([entry.values for entry in same])) * (100 if share else 1)
+        known = grid[np.isfinite(grid)]
+        mean = float(known.mean()) if known.size else math.nan
+        frame = trained_corner(summary, same[0])
+        framed = framed or frame is not None
+        seeds = f"{len(same)} seed{'s' if len(same) > 1 else ''}"
+        panels.append(
+            MapPanel(
+                title=f"{group.label}\nmean {number(mean)}, {seeds}",
+                values=grid,
+                row_ticks=[str(value) for value in same[0].rows],
+                column_ticks=[str(value) for value in same[0].columns],
+                frame=frame,
+            )
+        )
+        described.append(f"{group.label} {number(mean)}")
+    assert first is not None
+    style = MapStyle(
+        row_label=first.row_label,
+        column_label=first.column_label,
+        limits=(0.0, 100.0) if share else None,
+        upwards=True,
+        value_label=f"{title}, %" if share else title,
+    )
+    framed_note = "The frame holds what was trained on." if framed else ""
+    return heat_maps(
+        file_name("map", title),
+        title,
+        panels,
+        style,
+        alt=(
+            f"Heat maps of {readable(title)}{' in per cent' if share else ''} by {first.row_label} and "
+            f"{first.column_label}, one per encoding, lighter is higher{', trained part framed' if framed else ''}. "
+            f"Mean over all cells: {'; '.join(described)}."
+        ),
+        caption=f"Means over seeds. {framed_note}".strip(),
+    )
+
+
+def trained_corner(summary: Summary, entry: HeatMap) -> tuple[int, int] | None:
+    """(rows, columns) of a heat map that training covered; None where that is unknown."""
+    rows, columns = summary.trained_up_to(entry.row_label), summary.trained_up_to(entry.column_label)
+    if rows is None or columns is None:
+        return None
+    return sum(value <= rows for value in entry.rows), sum(value <= columns for value in entry.columns)

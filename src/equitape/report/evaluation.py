@@ -1,0 +1,127 @@
+"""The report of an evaluation: a page, the same in Markdown, and plots, with other models next to it where named."""
+
+from pathlib import Path
+
+from ..evaluation.runner import REPORT, read_other
+from ..runs.files import write_text
+from ..runs.results import EvaluationReport
+from .evaluation_plots import Reports, evaluation_plots
+from .numbers import duration, number, readable
+from .pages import render, write_plots
+from .tables import Cell, Table
+
+PAGE, MARKDOWN = "report.html", "report.md"
+
+
+def report_folder(folder: Path | str, beside: dict[str, Path] | None = None) -> None:
+    """Write the pages and plots of an evaluation from its report.json.
+
+    beside: folders of the same evaluation of other models, by the names to show.
+    """
+    report = EvaluationReport.read(Path(folder) / REPORT)
+    others = {name: read_other(other, report.to_dict()) for name, other in (beside or {}).items()}
+    write_evaluation(report, {name: EvaluationReport.from_dict(other) for name, other in others.items()}, Path(folder))
+
+
+def write_evaluation(report: EvaluationReport, others: Reports, out: Path) -> None:
+    """Write report.html (self-contained), report.md and a PNG for every grid, curve and set of bars into `out`.
+
+    others: the reports of other models by name, of the same evaluation.
+    """
+    reports = {report.model["name"]: report, **others}
+    if len(reports) <= len(others):
+        raise ValueError(f"Two models are called {report.model['name']!r}; rename one with NAME=FOLDER.")
+    plots = evaluation_plots(reports)
+    content = {
+        "title": f"{report.task}: {', '.join(reports)}" if len(reports) <= 4 else report.task,
+        "idea": report.idea,
+        "protocol": report.protocol,
+        "notes": notes_of(reports),
+        "tables": evaluation_tables(reports),
+        "plots": plots,
+        "facts": {name: facts_of(one) for name, one in reports.items()},
+    }
+    write_plots(plots, out)
+    for name in (PAGE, MARKDOWN):
+        write_text(out / name, render(f"evaluation{Path(name).suffix}.j2", **content))
+
+
+def notes_of(reports: Reports) -> list[str]:
+    """What a reader must know, with the model's name in front where there are several, and where contexts differ."""
+    several = len(reports) > 1
+    notes = [f"{name}: {note}" if several else note for name, report in reports.items() for note in report.notes]
+    return notes + contexts_note(reports)
+
+
+def contexts_note(reports: Reports) -> list[str]:
+    """A warning where models have different contexts, so that some figures are of different lengths."""
+    contexts = {name: report.model["context"] for name, report in reports.items()}
+    if len(set(contexts.values())) == 1:
+        return []
+    listed = ", ".join(f"{name} {'unknown' if size is None else f'{size:,}'}" for name, size in contexts.items())
+    return [
+        f"Contexts differ ({listed}). Compare models by rows of one length; rows without one use each model's context."
+    ]
+
+
+def evaluation_tables(reports: Reports) -> list[Table]:
+    """All metrics, and quality at short lengths."""
+    return [figures_table(reports), short_table(reports)]
+
+
+def metric_title(report: EvaluationReport, metric: str) -> str:
+    """A metric as words, its unit, and an arrow towards better values."""
+    declared = report.metric(metric)
+    unit = f", {declared.unit}" if declared.unit else ""
+    return readable(metric) + unit + {True: " ↑", False: " ↓", None: ""}[declared.higher_is_better]
+
+
+def figures_table(reports: Reports) -> Table:
+    """One row per metric, one column per model, the headline first."""
+    first = next(iter(reports.values()))
+    names = [first.headline, *(name for name in first.metrics if name != first.headline)]
+    rows = [
+        [
+            Cell(text=metric_title(first, name), kind="clear" if name == first.headline else ""),
+            *(Cell(text=number(report.metrics.get(name))) for report in reports.values()),
+        ]
+        for name in names
+        if name in first.metrics
+    ]
+    return Table(title="Figures", columns=["metric", *reports], rows=rows)
+
+
+def short_table(reports: Reports) -> Table:
+    """Quality at short lengths, which a longer context must not cost, and its change from each of the other models."""
+    first = next(iter(reports.values()))
+    others = list(reports)[1:]
+    rows = []
+    for name, value in first.short.items():
+        row = [
+            Cell(text=metric_title(first, name)),
+            *(Cell(text=number(one.short.get(name))) for one in reports.values()),
+        ]
+        for other in others:
+            before = reports[other].short.get(name)
+            row.append(Cell(text="-" if value is None or before is None else f"{value - before:+.4g}"))
+        rows.append(row)
+    return Table(
+        title="At short lengths",
+        columns=["metric", *reports, *(f"change from {name}" for name in others)],
+        rows=rows,
+        notes=[] if rows else ["Nothing was measured at a short length."],
+    )
+
+
+def facts_of(report: EvaluationReport) -> list[tuple[str, str]]:
+    """Model, options, cost and environment as pairs."""
+    cost = report.cost
+    facts = {
+        **{f"model {key}": value for key, value in report.model.items() if key != "name"},
+        **{f"option {key}": value for key, value in report.options.items()},
+        "time": None if cost.get("seconds") is None else duration(cost["seconds"]),
+        "tokens read": None if cost.get("tokens") is None else f"{cost['tokens']:,}",
+        "peak MiB": None if cost.get("peak_mib") is None else f"{cost['peak_mib']:,.0f}",
+        **report.environment,
+    }
+    return [(str(key), str(value)) for key, value in facts.items() if value is not None]

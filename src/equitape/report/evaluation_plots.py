@@ -1,0 +1,194 @@
+"""The plots of an evaluation: heat maps, curves and bars, all models in each."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from ..runs.results import Bars, Curve, EvaluationReport, HeatMap
+from .charts import (
+    BarSeries,
+    Line,
+    LinePanel,
+    MapPanel,
+    MapStyle,
+    Mark,
+    bar_plot,
+    bar_text,
+    heat_maps,
+    line_plot,
+)
+from .comparison_plots import BINS, in_log_bins, is_by_position
+from .numbers import number
+from .style import Plot, SeriesStyle, file_name, series_styles
+
+Reports = dict[str, EvaluationReport]
+"""By the name of the model."""
+MOST_ROWS = 60
+"""Rows of bars in a picture; more cannot be read."""
+MOST_NAMES = 2
+"""Models named at a line where their context ends; more are counted."""
+
+
+def evaluation_plots(reports: Reports) -> list[Plot]:
+    """A plot for every grid, curve and set of bars of the first report, with all models in it."""
+    first = next(iter(reports.values()))
+    plots = [plot_grids(reports, grid.title) for grid in first.grids]
+    plots += [plot_curves(reports, curve.title) for curve in first.curves]
+    return plots + [plot_bars(reports, bars.title) for bars in first.bars]
+
+
+def styles_of(reports: Reports) -> dict[str, SeriesStyle]:
+    """The style of every model, by its encoding where that is known."""
+    return series_styles({name: (report.model.get("encoding") or {}).get("kind") for name, report in reports.items()})
+
+
+Titled = TypeVar("Titled", HeatMap, Curve, Bars)
+
+
+def entries(found: dict[str, list[Titled]], title: str) -> dict[str, Titled]:
+    """The entry with a title, of every model that has it."""
+    kept = {name: next((entry for entry in given if entry.title == title), None) for name, given in found.items()}
+    return {name: entry for name, entry in kept.items() if entry is not None}
+
+
+def plot_grids(reports: Reports, title: str) -> Plot:
+    """A panel per model, in per cent; grey where nothing was measured."""
+    grids = entries({name: report.grids for name, report in reports.items()}, title)
+    first = next(iter(grids.values()))
+    panels, described = [], []
+    for name, grid in grids.items():
+        values = np.array([[math.nan if cell is None else cell for cell in row] for row in grid.values], dtype=float)
+        known = values[np.isfinite(values)]
+        average = number(float(known.mean()) if known.size else math.nan)
+        context = reports[name].model["context"]
+        panels.append(
+            MapPanel(
+                title=f"{name}\nmean {average}",
+                values=values,
+                row_ticks=[str(row) for row in grid.rows],
+                column_ticks=[str(column) for column in grid.columns],
+                line_before=None if context is None else sum(int(column) <= context for column in grid.columns),
+            )
+        )
+        described.append(f"{name} {average}")
+    style = MapStyle(
+        row_label=first.row_label,
+        column_label=first.column_label,
+        limits=(0.0, 100.0),
+        cell_numbers=True,
+        columns=3,
+        size=(1.6 + 0.5 * len(first.columns), 1.2 + 0.32 * len(first.rows)),
+        aspect="auto",
+        value_label="%",
+    )
+    return heat_maps(
+        file_name("map", title),
+        title,
+        panels,
+        style,
+        alt=(
+            f"Heat maps of {title} by {first.row_label} and {first.column_label}, a line where a model's "
+            f"context ends. Means: {'; '.join(described)}."
+        ),
+        caption="A vertical line marks the end of the model's context; grey cells were not measured.",
+    )
+
+
+def plot_curves(reports: Reports, title: str) -> Plot:
+    """A line per model, with the ends of contexts marked."""
+    curves = entries({name: report.curves for name, report in reports.items()}, title)
+    styles = styles_of(reports)
+    first = next(iter(curves.values()))
+    binned = is_by_position(first)
+    lines, described = [], []
+    for name, curve in curves.items():
+        shown = in_log_bins(curve) if binned else curve
+        points = [(x, y) for x, y in zip(shown.x, shown.y, strict=True) if y is not None and math.isfinite(y)]
+        if not points:
+            continue
+        xs, ys = zip(*points, strict=True)
+        lines.append(Line(label=name, style=styles[name], x=xs, y=ys))
+        described.append(f"{name} from {number(float(ys[0]))} to {number(float(ys[-1]))}")
+    marks, ends = context_marks({name: reports[name].model["context"] for name in curves}, lines)
+    panel = LinePanel(
+        x_label=first.x_label,
+        y_label=first.y_label,
+        lines=lines,
+        marks=marks,
+        x_log=True if binned else None,
+    )
+    return line_plot(
+        file_name("curve", title),
+        title,
+        [panel],
+        alt=f"Line plot of {first.y_label} against {first.x_label}: {'; '.join(described)}.{ends}",
+        caption=BINS if binned else "",
+    )
+
+
+def context_marks(contexts: dict[str, int | None], lines: list[Line]) -> tuple[list[Mark], str]:
+    """A mark where contexts end, with whose they are where models differ; and the latter as a sentence."""
+    xs = [x for line in lines for x in line.x]
+    inside = {name: length for name, length in contexts.items() if length is not None and min(xs) <= length <= max(xs)}
+    if len(set(contexts.values())) == 1:
+        return [Mark(x=length, text="trained up to here") for length in set(inside.values())], ""
+    marks, described = [], []
+    for length in sorted(set(inside.values())):
+        names = [name for name, context in inside.items() if context == length]
+        whose = ", ".join(names) if len(names) <= MOST_NAMES else f"{len(names)} models"
+        marks.append(Mark(x=length, text=f"context of {whose}"))
+        described.append(f"{length} of {', '.join(names)}")
+    return marks, f" Lines where contexts end: {'; '.join(described)}." if described else ""
+
+
+def plot_bars(reports: Reports, title: str) -> Plot:
+    """A bar per model in every row."""
+    bars = entries({name: report.bars for name, report in reports.items()}, title)
+    styles = styles_of(reports)
+    first = next(iter(bars.values()))
+    every = list(dict.fromkeys(row for entry in bars.values() for row in entry.rows))
+    rows = every[:MOST_ROWS]
+    series = [
+        BarSeries(
+            label=name,
+            style=styles[name],
+            values=known_by_row(entry, entry.values, rows),
+            errors=known_by_row(entry, entry.errors, rows),
+            counts=known_by_row(entry, entry.counts, rows),
+        )
+        for name, entry in bars.items()
+    ]
+    described = "; ".join(
+        f"{one.label}: {', '.join(f'{row} {bar_text(one, row)}' for row in rows if row in one.values)}"
+        for one in series
+    )
+    left_out = f" The first {len(rows)} of {len(every)} rows." if len(rows) < len(every) else ""
+    return bar_plot(
+        file_name("bars", title),
+        title,
+        series,
+        rows,
+        value_label=first.value_label,
+        row_label=first.row_label,
+        most=first.most,
+        alt=f"Bar chart of {first.value_label} by {first.row_label}. {described}.{left_out}",
+        caption=bars_caption(series),
+    )
+
+
+def bars_caption(series: list[BarSeries]) -> str:
+    """What error bars and numbers in brackets mean, where there are any."""
+    parts = []
+    if any(one.errors for one in series):
+        parts.append("Error bars are standard errors.")
+    if any(one.counts for one in series):
+        parts.append("Numbers in brackets count examples.")
+    return " ".join(parts)
+
+
+def known_by_row(bars: Bars, given: Sequence[float | None] | None, rows: list[str]) -> dict[str, Any]:
+    """The values, errors or counts that exist, by their rows."""
+    found = zip(bars.rows, given or [], strict=False)
+    return {row: value for row, value in found if value is not None and not math.isnan(value) and row in rows}

@@ -1,0 +1,54 @@
+"""How reports write numbers: one format for pages, plots, tables and the terminal."""
+
+import math
+
+MISSING = "-"
+
+
+def decimals(value: float, digits: int = 4) -> int:
+    """The number of decimals that shows `digits` significant digits, at most 8."""
+    if value == 0 or not math.isfinite(value):
+        return 2
+    return min(max(0, digits - 1 - math.floor(math.log10(abs(value)))), 8)
+
+
+def number(value: float | None, places: int | None = None, *, digits: int = 4) -> str:
+    """A number with four significant digits and a comma between thousands; "-" for None and NaN.
+
+    places: this many decimals instead. Integers have no decimals. Numbers below 1e-6 are written in powers of ten.
+    """
+    if value is None or math.isnan(value):
+        return MISSING
+    if math.isinf(value):
+        return "infinite" if value > 0 else "-infinite"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if places is None and 0 < abs(value) < 1e-6:
+        return f"{value:.1e}"
+    return f"{value:,.{decimals(value, digits) if places is None else places}f}"
+
+
+def signed(value: float, places: int) -> str:
+    """A difference with its sign; zero after rounding has none."""
+    text = number(abs(float(value)), places)
+    return text if text.strip("0.") == "" else ("-" if value < 0 else "+") + text
+
+
+def duration(seconds: float, shortest: float | None = None) -> str:
+    """Seconds, minutes or hours. shortest: the smallest of a column, which chooses the unit for all of it."""
+    shortest = seconds if shortest is None else shortest
+    size, unit = (1, "s") if shortest < 120 else (60, "min") if shortest < 7200 else (3600, "h")
+    return f"{seconds / size:,.1f} {unit}"
+
+
+def quantity(count: float) -> str:
+    """1234567 as 1.235 M."""
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if count >= size:
+            return f"{number(count / size)} {letter}"
+    return f"{count:.0f}"
+
+
+def readable(name: str) -> str:
+    """A metric's name as words."""
+    return name.replace("_", " ")
