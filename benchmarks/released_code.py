@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from equitape import EquitapeConfig, EquitapeForCausalLM
 from equitape.adapt import load_adapter
 from equitape.inspect import frozen_state
-from equitape.loading import load_tokenizer_of
+from equitape.pretrained.loading import load_tokenizer_of
 
 SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4}
 

@@ -9,16 +9,16 @@ import time
 
 import pytest
 import torch
-from families import make_source
 from typer.testing import CliRunner
 
 from cases import gap
 from equitape import load_adapter
 from equitape.adapt.finetune import FinetuneSettings, finetune, only_trained_in_checkpoints
-from equitape.adapt.methods import METHODS, AdaptSettings
-from equitape.adapt.weights import load_source
 from equitape.cli import app
 from equitape.data.tokenizers import byte_tokenizer
+from equitape.pretrained.methods import METHODS, AdaptSettings
+from equitape.pretrained.weights import load_source
+from families import make_source
 
 CONTEXT = 64
 WORDS = [
@@ -372,12 +372,12 @@ def test_a_folder_that_holds_something_is_left_alone(room, tmp_path):
 
 
 def test_a_full_disk_ends_the_command(room, tmp_path, monkeypatch):
-    from equitape.adapt import whole
+    from equitape.pretrained import adapting
 
     def fail(*args):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(whole, "whole_card", fail)
+    monkeypatch.setattr(adapting, "model_card", fail)
     result = call(room / "base", "--out", tmp_path / "model")
     assert result.exit_code == 1
     assert "cannot be written (No space left on device); nothing there was changed" in result.output

@@ -1,9 +1,10 @@
 """Pretrained checkpoints in, adapted models out: the same outputs until trained."""
 
-from .adapter import load_adapter, save_adapter
-from .adapting import Adaptation, adapt
-from .lora import merge_lora
-from .methods import METHODS, AdaptSettings, summarize_training
+from ..pretrained.adaptation import Adaptation
+from ..pretrained.adapter import save_adapter
+from ..pretrained.adapting import adapt, load_adapter
+from ..pretrained.lora import merge_lora
+from ..pretrained.methods import METHODS, AdaptSettings, summarize_training
 
 __all__ = [
     "METHODS",

@@ -10,18 +10,19 @@ from rich.console import Console
 from transformers.utils.logging import disable_progress_bar
 
 from ..model import EquitapeForCausalLM
+from ..pretrained.adaptation import adaptation_of
+from ..pretrained.adapter import save_adapter
+from ..pretrained.adapting import build, load_adapter
+from ..pretrained.methods import AdaptSettings, summarize_training
+from ..pretrained.vocabulary import tokenizer_of
 from ..registry import describe_choices
 from ..report.adaptation import write_loss
+from ..runs.files import files_in
 from ..training.log import LOG, read_log
 from ..training.settings import TrainSettings
-from .adapter import adaptation_of, load_adapter, save_adapter
-from .adapting import build
 from .evaluation import EvalSettings
-from .files import written_aside
 from .finetune import FinetuneSettings, finetune
-from .methods import AdaptSettings, summarize_training
 from .show import show_model, show_results
-from .vocabulary import tokenizer_of
 
 SAVES = ("adapter", "model")
 PLOT = "loss.png"
@@ -111,7 +112,7 @@ def save_whole(model: EquitapeForCausalLM, tokenizer: Any, folder: Path) -> None
     model.save_pretrained(folder)
     if tokenizer is not None:
         tokenizer.model_max_length = model.config.max_position_embeddings
-        with written_aside(folder) as aside:
+        with files_in(folder) as aside:
             tokenizer.save_pretrained(aside)
 
 

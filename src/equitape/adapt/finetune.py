@@ -23,24 +23,24 @@ import torch
 from accelerate import PartialState
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-from safetensors.torch import save_file
 
 from ..data.packing import PackedDataset, collate_rows
 from ..data.text import find_files, short_names
 from ..data.tokens import TokenStore, build_tokens
 from ..model import EquitapeForCausalLM
+from ..pretrained.adaptation import Adaptation, adaptation_of
+from ..pretrained.adapter import save_adapter
+from ..pretrained.adapting import AdaptedForCausalLM, build
+from ..pretrained.lora import lora_layers
+from ..pretrained.methods import AdaptSettings, summarize_training
+from ..pretrained.vocabulary import check_vocabulary, tokenizer_of
 from ..settings import Settings
 from ..training import checkpoints
 from ..training.environment import describe_environment
 from ..training.files import plain, write_json
 from ..training.fit import MODEL, FitResult, fit, uses_bf16
 from ..training.settings import TrainSettings
-from .adapter import adaptation_of, save_adapter
-from .adapting import Adaptation, build
 from .evaluation import TRAINED_ON, EvalSettings, beside, check_lengths, score
-from .lora import lora_layers
-from .methods import AdaptSettings, summarize_training
-from .vocabulary import check_vocabulary, tokenizer_of
 
 RUN, BEFORE, RESULTS = "run.json", "before.json", "results.json"
 UNIMPORTANT = ("log_every", "save_every", "keep", "workers", "eval_every")
@@ -209,24 +209,13 @@ def check_identity(out: Path, identity: dict[str, Any], resume: bool) -> None:
 
 
 @contextmanager
-def only_trained_in_checkpoints(model: EquitapeForCausalLM) -> Iterator[None]:
-    """While training, a checkpoint holds the trained tensors alone; the rest is in the base, which does not change.
-
-    Trainer reads such a file by the names it has in the model, so it is written under these, LoRA's parts apart.
-    """
-    trained = set(adaptation_of(model).trained)
-
-    def save_trained(directory: str | Path, state_dict: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        state = state_dict if state_dict is not None else model.state_dict()
-        tensors = {name: tensor.contiguous() for name, tensor in state.items() if name in trained}
-        Path(directory).mkdir(parents=True, exist_ok=True)
-        save_file(tensors, Path(directory) / "model.safetensors", metadata={"format": "pt"})
-
-    model.save_pretrained = save_trained  # type: ignore[method-assign,assignment]
+def only_trained_in_checkpoints(model: AdaptedForCausalLM) -> Iterator[None]:
+    """While training, a checkpoint holds the trained tensors alone; the rest is in the base, which does not change."""
+    model.saves_trained_only = True
     try:
         yield
     finally:
-        del model.save_pretrained
+        model.saves_trained_only = False
 
 
 @contextmanager

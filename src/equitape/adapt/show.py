@@ -7,8 +7,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..model import EquitapeForCausalLM
-from .adapter import adaptation_of
-from .methods import summarize_training
+from ..pretrained.adaptation import adaptation_of
+from ..pretrained.longlora import ShiftedSparseAttention
+from ..pretrained.methods import summarize_training
 
 
 def show_model(model: EquitapeForCausalLM, console: Console) -> None:
@@ -27,8 +28,9 @@ def show_model(model: EquitapeForCausalLM, console: Console) -> None:
     table.add_row("method", escape(f"{settings.method}: {settings.plan.idea}"))
     table.add_row("context", f"{model.config.context:,} tokens")
     table.add_row("positions", positions)
-    if model.config.shifted_group_size is not None:
-        seen = f"shifted groups of {model.config.shifted_group_size:,} tokens"
+    attention = model.model.training_attention
+    if isinstance(attention, ShiftedSparseAttention):
+        seen = f"shifted groups of {attention.group_size:,} tokens"
         if not interpolated:
             seen += "; larger distances learn nothing unless positions are interpolated (--scaling linear)"
         table.add_row("while training", seen)

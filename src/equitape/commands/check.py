@@ -24,7 +24,7 @@ def check(
     """
     from ..inspect.certificate import certify
     from ..inspect.show import certificate_json, print_certificate
-    from ..loading import load_model
+    from ..pretrained.loading import load_model
 
     if dtype not in ("float64", "float32"):
         raise typer.BadParameter(f"dtype is {dtype!r}; it must be float64 or float32.")

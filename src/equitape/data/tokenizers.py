@@ -8,7 +8,7 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from ..loading import model_folder
+from ..runs.folders import model_folder
 from .cache import entry, written_aside
 from .text import Document, Sources, describe_sources, read_documents
 

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 from transformers.cache_utils import DynamicLayer
 
-from ..adapt.vocabulary import check_vocabulary
-from ..adapt.weights import digest_of
-from ..loading import check_hub, check_model, choose_device, is_local, load_model, load_tokenizer_of
 from ..model import EquitapeConfig
+from ..pretrained.loading import check_hub, check_model, choose_device, is_local, load_model, load_tokenizer_of
+from ..pretrained.vocabulary import check_vocabulary
+from ..pretrained.weights import digest_of
 from ..tasks.perplexity import unwrap
 
 CPU_BATCH_TOKENS = 16384

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from ..loading import load_model, load_tokenizer_of
+from ..pretrained.loading import load_model, load_tokenizer_of
 from .load import Text, begin_token_of, read_numbers, read_text
 from .look import look_inside
 from .page import lines_of, write_page

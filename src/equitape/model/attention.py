@@ -3,6 +3,7 @@
 Shapes: B batch, N tokens, K keys, H query heads, G key-value heads, D head dimension, E extra value columns.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -12,21 +13,22 @@ from transformers import Cache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ..encodings import LayerEncoding, Positions
-from .backends import attend_in_groups, attend_in_halves, cuda_attention, eager_attention, flexible_attention
+from .backends import cuda_attention, eager_attention, flexible_attention
 from .configuration import EquitapeConfig
+
+PlainAttention = Callable[[Tensor, Tensor, Tensor, Tensor | BlockMask | None], Tensor]
+"""The configured attention: query [B, H, N, D], key [B, G, N, D], value [B, G, N, E] and mask -> [B, N, H, E]."""
 
 
 class AttentionMask(NamedTuple):
     """What the tokens of this call may see, for one type of layer."""
 
-    mask: Tensor | BlockMask | None
-    """Boolean or additive [B, 1, N, K], FlexAttention's block mask, or None for plain causal attention."""
-    key_ids: Tensor | None
+    mask: Tensor | BlockMask | None = None
+    """Boolean or additive [B, 1 or H, N, K], FlexAttention's block mask, or None for plain causal attention."""
+    key_ids: Tensor | None = None
     """[B, K], the ids of the keys, for encodings that bias scores."""
-    shifted: BlockMask | None = None
-    """A block mask of its own for the second half of the query heads, under shifted sparse attention."""
-    group_size: int | None = None
-    """Tokens in a group of shifted sparse attention where it needs no mask."""
+    attend: Callable[[PlainAttention, Tensor, Tensor, Tensor], Tensor] | None = None
+    """Takes the place of the one attention call: it gets that call, query, key and value, and may call it on parts."""
 
 
 class EquitapeRMSNorm(nn.Module):
@@ -126,22 +128,21 @@ def attend(
     implementation = module.config._attn_implementation
     dropout = module.attention_dropout if module.training else 0.0
     mask = attention_mask.mask
-    if attention_mask.group_size is not None:
-        plain = AttentionMask(None, None)
+    if attention_mask.attend is not None:
 
-        def within_groups(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        def plain(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | BlockMask | None) -> Tensor:
             # left to transformers, this is a comparison of lengths, no plain bool under torch.compile where these vary
-            return attend(module, query, key, value, state, positions, plain, scaling, is_causal=True, **kwargs)[0]
+            causal = {"is_causal": True} if mask is None else {}
+            own = AttentionMask(mask)
+            return attend(module, query, key, value, state, positions, own, scaling, **causal, **kwargs)[0]
 
-        return attend_in_groups(within_groups, query, key, value, attention_mask.group_size), None
+        return attention_mask.attend(plain, query, key, value), None
     if isinstance(mask, BlockMask):
         if dropout:
             raise ValueError("FlexAttention has no dropout; set attention_dropout to 0 or use 'sdpa'.")
         score_mod = None
         if attention_mask.key_ids is not None:
             score_mod = module.encoding("score_mod", state, positions, attention_mask.key_ids)
-        if attention_mask.shifted is not None:
-            return attend_in_halves(query, key, value, mask, attention_mask.shifted, scaling), None
         return flexible_attention(query, key, value, mask, score_mod, scaling), None
     if attention_mask.key_ids is not None:
         assert mask is not None

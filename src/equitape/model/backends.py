@@ -4,7 +4,6 @@ Shapes: B batch, N tokens, K keys, H query heads, G key-value heads, D head dime
 """
 
 import warnings
-from collections.abc import Callable
 from functools import cache
 from operator import index
 from typing import Any
@@ -170,85 +169,3 @@ def flexible_attention(
     function = flex_attention if plain else compiled_flex_attention()
     output = function(query, key, value, score_mod=score_mod, block_mask=mask, scale=scaling, enable_gqa=True)
     return output.transpose(1, 2)
-
-
-def attend_in_halves(
-    query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, shifted: BlockMask, scaling: float
-) -> Tensor:
-    """FlexAttention with one mask for the first half of the query heads and another for the second: [B, N, H, E].
-
-    Two calls, since one mask with an axis of heads would be built for every head.
-    """
-    first, second = halves_of_heads(query, key, value)
-    return torch.cat(
-        (
-            flexible_attention(*first, mask, None, scaling),
-            flexible_attention(*second, shifted, None, scaling),
-        ),
-        dim=2,
-    )
-
-
-Heads = tuple[Tensor, Tensor, Tensor]
-"""Query [B, H, N, D], key [B, G, N, D] and value [B, G, N, E]."""
-
-
-def attend_in_groups(
-    attend: Callable[[Tensor, Tensor, Tensor], Tensor], query: Tensor, key: Tensor, value: Tensor, size: int
-) -> Tensor:
-    """Shifted sparse attention of plain rows without any mask: groups become rows of a batch. [B, N, H, E].
-
-    attend: plain causal attention, as query, key and value -> [B, N, H, E]. Groups of `size` tokens for the first half
-    of the query heads; the second half moves their borders by half a group.
-    """
-    shifts = (0, size // 2)
-    return torch.cat(
-        [
-            _attend_in_groups(attend, *half, size, shift)
-            for half, shift in zip(halves_of_heads(query, key, value), shifts, strict=True)
-        ],
-        dim=2,
-    )
-
-
-def _attend_in_groups(
-    attend: Callable[[Tensor, Tensor, Tensor], Tensor],
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    size: int,
-    shift: int,
-) -> Tensor:
-    batch, num_tokens = query.shape[0], query.shape[2]
-    first = min(size - shift, num_tokens) if shift else 0
-    # torch.compile has no divmod of lengths that vary
-    count, last = (num_tokens - first) // size, (num_tokens - first) % size
-    attended = []
-    start = 0
-    for groups, length in ((1, first), (count, size), (1, last)):
-        end = start + groups * length
-        if length == 1:
-            # a token alone sees itself, with a weight of 1 that dropout leaves alone
-            own = value[:, :, start:end].repeat_interleave(query.shape[1] // key.shape[1], dim=1)
-            attended.append(own.transpose(1, 2))
-        elif end > start:
-            parts = [
-                each[:, :, start:end].unflatten(2, (groups, length)).transpose(1, 2).flatten(0, 1)
-                for each in (query, key, value)
-            ]
-            attended.append(attend(*parts).unflatten(0, (batch, groups)).flatten(1, 2))
-        start = end
-    return torch.cat(attended, dim=1)
-
-
-def halves_of_heads(query: Tensor, key: Tensor, value: Tensor) -> tuple[Heads, Heads]:
-    """The first half of the query heads and the second, each with the keys and values they read."""
-    half, ratio = query.shape[1] // 2, query.shape[1] // key.shape[1]
-    if half % ratio:
-        # the heads of one key-value head are on both sides
-        key, value, ratio = key.repeat_interleave(ratio, dim=1), value.repeat_interleave(ratio, dim=1), 1
-    border = half // ratio
-    return (
-        (query[:, :half], key[:, :border], value[:, :border]),
-        (query[:, half:], key[:, border:], value[:, border:]),
-    )

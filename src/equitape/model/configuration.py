@@ -1,12 +1,15 @@
 """EquitapeConfig: a Llama configuration with a choice of positional encoding."""
 
+import warnings
 from difflib import get_close_matches
 from typing import Any
 
 from transformers import PreTrainedConfig
 
 from ..encodings import Geometry, build_encoding, parse_encoding
-from ..encodings.base import ENCODINGS
+
+REMOVED_FIELDS = {"shifted_group_size": "equitape.adapt with the method 'longlora' sets the groups for training"}
+"""Fields of version 0.1 that files may still hold."""
 
 
 class EquitapeConfig(PreTrainedConfig):
@@ -19,7 +22,6 @@ class EquitapeConfig(PreTrainedConfig):
     attention_bias, attention_output_bias: biases of q, k, v and of o (as the former when left out).
     qk_norm: RMS norm of every query and key head, as in Qwen3.
     sliding_window: keys further back than this are not seen, in all layers or only in those `sliding_layers` lists.
-    shifted_group_size: tokens in a group of LongLoRA's shifted sparse attention, which is used while training only.
     trained_length: tokens of the rows a model was trained on, where it announces room for longer ones: the context that
         evaluations take it to be meant for. `max_position_embeddings` when left out.
     num_loops: how often the stack of blocks is applied. `num_hidden_layers` counts applications, so a model of 8 layers
@@ -57,7 +59,6 @@ class EquitapeConfig(PreTrainedConfig):
     qk_norm: bool = False
     sliding_window: int | None = None
     sliding_layers: list[int] | None = None
-    shifted_group_size: int | None = None
     trained_length: int | None = None
     num_loops: int = 1
     output_position_states: bool = False
@@ -65,6 +66,9 @@ class EquitapeConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         refuse_misspelt(kwargs, self)
+        for name, instead in REMOVED_FIELDS.items():
+            if kwargs.pop(name, None) is not None:
+                warnings.warn(f"EquitapeConfig ignores {name!r}: {instead}.", stacklevel=2)
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads
         if self.head_dim is None:
@@ -78,11 +82,6 @@ class EquitapeConfig(PreTrainedConfig):
             self.attention_output_bias = self.attention_bias
         self._check_sizes()
         self.encoding = parse_encoding(self.encoding, self.geometry)
-        if self.shifted_group_size is not None and ENCODINGS[self.encoding["kind"]].adds_bias:
-            raise ValueError(
-                f"shifted_group_size cannot be used with encoding {self.encoding['kind']!r}, which biases scores; use "
-                f"'rope' or 'tape'."
-            )
         super().__post_init__(**kwargs)
 
     def _check_sizes(self) -> None:
@@ -109,11 +108,6 @@ class EquitapeConfig(PreTrainedConfig):
                 raise ValueError(f"sliding_layers names {outside}; layers are 0 to {self.num_hidden_layers - 1}.")
         if self.sliding_window is not None and self.sliding_window < 1:
             raise ValueError(f"sliding_window is {self.sliding_window}; it must be 1 or more.")
-        if self.shifted_group_size is not None and (self.shifted_group_size < 2 or self.num_attention_heads < 2):
-            raise ValueError(
-                f"shifted_group_size is {self.shifted_group_size} with {self.num_attention_heads} heads; half of the "
-                f"heads shift by half a group, so both must be 2 or more."
-            )
 
     @property
     def context(self) -> int:

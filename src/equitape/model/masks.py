@@ -37,6 +37,12 @@ BLOCK_MASK_TOKENS = 512
 Mask = Tensor | BlockMask | dict[str, Any] | None
 MaskFunction = Callable[[Any, Any, Any, Any], Any]
 """transformers' form of a mask: (batch, head, query index, key index) -> bool."""
+BuildMask = Callable[[MaskFunction | None], Tensor | BlockMask | None]
+"""The mask of one type of layer that a further mask function narrows; None where causality alone was asked of sdpa,
+which needs no mask: the further function is then up to the caller.
+"""
+AttentionHook = Callable[[BuildMask, EquitapeConfig], AttentionMask]
+"""Makes the attention mask of one type of layer, for ways to train that let tokens see less."""
 
 
 def build_positions(
@@ -102,21 +108,19 @@ def build_masks(
     attention_mask: Mask,
     positions: Positions,
     past: Cache | None,
-    group_size: int | None = None,
+    hook: AttentionHook | None = None,
 ) -> dict[str, AttentionMask]:
-    """What each type of layer may see. group_size: that of shifted sparse attention, or None for the plain one."""
+    """What each type of layer may see. hook: makes the masks in place of the plain ones."""
     if past is not None and not past.is_compileable and past.get_seq_length() == 0:
         # nothing is cached yet: the first call needs no other mask than one without a cache
         past = None
-    if group_size is not None and past is not None:
+    if hook is not None and past is not None:
         raise ValueError(
-            "Shifted sparse attention trains on whole sequences; leave out past_key_values, or call model.eval()."
+            "This model's training_attention needs whole sequences; leave out past_key_values, or call model.eval()."
         )
     types = config.layer_types
     return {
-        kind: _build_layer_mask(
-            config, encoding, x, attention_mask, positions, past, kind, types.index(kind), group_size
-        )
+        kind: _build_layer_mask(config, encoding, x, attention_mask, positions, past, kind, types.index(kind), hook)
         for kind in dict.fromkeys(types)
     }
 
@@ -130,47 +134,21 @@ def _build_layer_mask(
     past: Cache | None,
     kind: str,
     layer: int,
-    group_size: int | None,
+    hook: AttentionHook | None,
 ) -> AttentionMask:
     window = config.sliding_window if kind == "sliding_attention" else None
     own_mask = attention_mask[kind] if isinstance(attention_mask, dict) else attention_mask
     num_tokens = x.shape[1]
     num_keys, first_key = past.get_mask_sizes(num_tokens, layer) if past is not None else (num_tokens, 0)
-    if group_size is not None:
-        masks = [
-            _build_mask(config, x, own_mask, positions, past, window, True, groups_mask_function(group_size, shift))
-            for shift in (0, group_size // 2)
-        ]
-        return join_halves(masks, config.num_attention_heads, group_size)
+    if hook is not None:
+        return hook(lambda also: _build_mask(config, x, own_mask, positions, past, window, True, also), config)
     mask = _build_mask(config, x, own_mask, positions, past, window, not encoding.adds_bias)
     if not encoding.adds_bias:
-        return AttentionMask(mask, None)
+        return AttentionMask(mask)
     if past is None:
         return AttentionMask(mask, positions.ids)
     seen = seen_tokens(encoding, x, own_mask, first_key)
     return AttentionMask(mask, key_ids(positions.ids, past.get_seq_length(), first_key, num_keys, seen))
-
-
-def groups_mask_function(size: int, shift: int) -> MaskFunction:
-    """Tokens see only their own group. A shift moves the borders, so the first group is the shorter for it."""
-
-    def mask(batch: Any, head: Any, query: Any, key: Any) -> Any:
-        return (query + shift) // size == (key + shift) // size
-
-    return mask
-
-
-def join_halves(masks: list[Tensor | BlockMask | None], num_heads: int, group_size: int) -> AttentionMask:
-    """The mask of the first half of the query heads and that of the second, as one."""
-    first, second = masks
-    if first is None:
-        return AttentionMask(None, None, group_size=group_size)
-    if isinstance(first, BlockMask) and isinstance(second, BlockMask):
-        return AttentionMask(first, None, second)
-    assert isinstance(first, Tensor) and isinstance(second, Tensor)
-    half = num_heads // 2
-    dense = torch.cat((first.expand(-1, half, -1, -1), second.expand(-1, num_heads - half, -1, -1)), dim=1)
-    return AttentionMask(dense, None)
 
 
 def _build_mask(
@@ -181,7 +159,7 @@ def _build_mask(
     past: Cache | None,
     window: int | None,
     may_skip: bool,
-    groups: MaskFunction | None = None,
+    also: MaskFunction | None = None,
 ) -> Tensor | BlockMask | None:
     if isinstance(attention_mask, BlockMask) or (attention_mask is not None and attention_mask.dim() == 4):
         return attention_mask
@@ -202,14 +180,13 @@ def _build_mask(
     windowed = window is not None and num_tokens > window
     plain = padding is None and positions.segments is None and not windowed
     if plain and may_skip and config._attn_implementation == "sdpa":
-        # groups alone need no mask either: each becomes a row of its own
         return None
     mask_function = sliding_window_causal_mask_function(window) if windowed else causal_mask_function
     if positions.segments is not None:
         own_sequence = packed_sequence_mask_function(positions.segments.expand(batch, -1))
         mask_function = and_masks(mask_function, own_sequence)
-    if groups is not None:
-        mask_function = and_masks(mask_function, groups)
+    if also is not None:
+        mask_function = and_masks(mask_function, also)
     blocks = may_skip and prefers_blocks(config, x)
     return ALL_MASK_ATTENTION_FUNCTIONS["flex_attention" if blocks else config._attn_implementation](
         batch_size=batch,

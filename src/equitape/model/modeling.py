@@ -1,7 +1,6 @@
 """The decoder as transformers models: EquitapeModel, EquitapeForCausalLM and two classifiers."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,7 +23,7 @@ from . import checks
 from .attention import EquitapeAttention, EquitapeRMSNorm
 from .block import EquitapeDecoderLayer
 from .configuration import EquitapeConfig
-from .masks import build_masks, build_positions
+from .masks import AttentionHook, build_masks, build_positions
 
 
 @dataclass
@@ -93,6 +92,9 @@ class EquitapePreTrainedModel(PreTrainedModel):
 class EquitapeModel(EquitapePreTrainedModel):
     """Embeddings, blocks and the final norm."""
 
+    training_attention: AttentionHook | None = None
+    """While training, decides what each token sees in place of plain causal attention (masks.py); never saved."""
+
     def __init__(self, config: EquitapeConfig):
         super().__init__(config)
         assert isinstance(config.encoding, dict)
@@ -142,8 +144,8 @@ class EquitapeModel(EquitapePreTrainedModel):
 
         positions = build_positions(self.encoding, x, attention_mask, position_ids, segment_ids, past_key_values)
         may_cache = positions.segments is None and self.encoding.cache_refusal is None
-        group_size = self.config.shifted_group_size if self.training else None
-        masks = build_masks(self.config, self.encoding, x, attention_mask, positions, past_key_values, group_size)
+        hook = self.training_attention if self.training else None
+        masks = build_masks(self.config, self.encoding, x, attention_mask, positions, past_key_values, hook)
         if use_cache and past_key_values is None and may_cache:
             past_key_values = DynamicCache(config=self.config)
         positions = self.encoding("map_ids", positions, x.shape[0])
@@ -188,8 +190,6 @@ class EquitapeForCausalLM(EquitapePreTrainedModel, GenerationMixin):
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
     _tp_plan = {"lm_head": "colwise_gather_output"}
-    adaptation: Any = None
-    """What `equitape.adapt` did to this model, if it did."""
 
     def __init__(self, config: EquitapeConfig):
         super().__init__(config)
@@ -243,22 +243,6 @@ class EquitapeForCausalLM(EquitapePreTrainedModel, GenerationMixin):
             attentions=outputs.attentions,
             position_states=outputs.position_states,
         )
-
-    def save_adapter(self, directory: str | Path) -> None:
-        """Write only what was trained after `equitape.adapt`; `equitape.load_adapter` puts it on the base again."""
-        from ..adapt.adapter import save_adapter
-
-        save_adapter(self, directory)
-
-    def save_pretrained(self, save_directory: str | Path, *args: Any, **kwargs: Any) -> None:
-        """Transformers' save_pretrained. An adapted model is written whole, LoRA's parts merged, with a model card."""
-        if self.adaptation is None or kwargs.get("state_dict") is not None:
-            super().save_pretrained(save_directory, *args, **kwargs)
-            return
-        from ..adapt.whole import written_whole
-
-        with written_whole(self, save_directory) as (aside, state):
-            super().save_pretrained(aside, *args, **{**kwargs, "state_dict": state})
 
 
 class EquitapeForQuestionAnswering(GenericForQuestionAnswering, EquitapePreTrainedModel):

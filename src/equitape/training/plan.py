@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
-from ..adapt.vocabulary import check_vocabulary
 from ..encodings import build_encoding
 from ..model import EquitapeConfig, EquitapeForCausalLM
+from ..pretrained.vocabulary import check_vocabulary
 from ..tasks import Task, build_task
 from .fit import ENDLESS_STEPS, MEASURED_EXAMPLES, count_steps
 from .recipe import EncodingChoice, Recipe, spell_out

@@ -3,15 +3,15 @@
 from pathlib import Path
 from typing import Any
 
-from ..loading import is_adapter, load_model, model_folder
 from ..model import EquitapeConfig, EquitapeForCausalLM
+from ..pretrained.families import translate_config
+from ..pretrained.loading import is_adapter, load_model
+from ..runs.folders import model_folder
 
 
 def start_config(start: str, trained: int, tested: int) -> EquitapeConfig:
     """The configuration of a checkpoint, in our words, to be trained on rows of one length and tested on another."""
     from transformers import AutoConfig
-
-    from ..adapt.families import translate_config
 
     folder = model_folder(start)
     if is_adapter(start):
@@ -31,6 +31,4 @@ def start_model(start: str, config: EquitapeConfig) -> EquitapeForCausalLM:
     model: Any = load_model(start, "float32")
     model.config.max_position_embeddings = config.max_position_embeddings
     model.config.trained_length = config.trained_length
-    # what an adaptation froze or would save apart is of no account any more
-    model.adaptation = None
     return model.requires_grad_(True)

@@ -7,14 +7,16 @@ import shutil
 
 import pytest
 import torch
-from families import make_source
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from cases import build, draw_tokens, gap
 from equitape import EquitapeForCausalLM, adapt, load_adapter
-from equitape.adapt import METHODS, merge_lora, save_adapter, whole
-from equitape.adapt import adapter as adapter_module
+from equitape.adapt import METHODS, merge_lora, save_adapter
+from equitape.pretrained import adapter as adapter_module
+from equitape.pretrained import adapting
+from equitape.pretrained.longlora import ShiftedSparseAttention
+from families import make_source
 
 TOKENS = draw_tokens(2, 20)
 
@@ -45,7 +47,7 @@ def test_bit_for_bit(method, dtype, tmp_path):
     model.save_adapter(tmp_path / "adapter")
     base = make_source("qwen2", dtype)
     again = load_adapter(base, tmp_path / "adapter")
-    assert type(again) is EquitapeForCausalLM
+    assert type(again) is type(model)
     assert not again.training
     ours, theirs = dict(model.named_parameters()), dict(again.named_parameters())
     assert ours.keys() == theirs.keys()
@@ -204,7 +206,7 @@ def test_a_full_disk_while_safetensors_writes(tmp_path):
 
 def test_whole_models_are_not_half_written_either(tmp_path, monkeypatch):
     model = adapt(make_source(), "tape")
-    monkeypatch.setattr(whole, "whole_card", fail_to_write)
+    monkeypatch.setattr(adapting, "model_card", fail_to_write)
     with pytest.raises(OSError, match="nothing there was changed"):
         model.save_pretrained(tmp_path / "whole")
     assert list(tmp_path.iterdir()) == []
@@ -242,6 +244,7 @@ def test_whole_models_reload(method, case, tmp_path):
     before = {name for name, _ in model.named_parameters()}
     model.save_pretrained(tmp_path)
     assert {name for name, _ in model.named_parameters()} == before
+    assert json.loads((tmp_path / "config.json").read_text())["architectures"] == ["EquitapeForCausalLM"]
     again = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert type(again) is EquitapeForCausalLM
     assert gap(logits(again), logits(model)) < 1e-5
@@ -253,8 +256,8 @@ def test_whole_models_reload(method, case, tmp_path):
 def test_a_whole_model_trains_with_all_of_its_attention(tmp_path):
     model = adapt(make_source("llama"), "longlora", context=128)
     model.save_pretrained(tmp_path)
-    assert model.config.shifted_group_size == 32
-    assert AutoModelForCausalLM.from_pretrained(tmp_path).config.shifted_group_size is None
+    assert model.model.training_attention == ShiftedSparseAttention(32)
+    assert AutoModelForCausalLM.from_pretrained(tmp_path).model.training_attention is None
 
 
 def test_model_cards(tmp_path):
@@ -276,4 +279,4 @@ def test_model_cards(tmp_path):
 
 def test_a_model_that_was_not_adapted(tmp_path):
     with pytest.raises(ValueError, match=r"was not made by equitape.adapt, so it has no adapter"):
-        build("tape").save_adapter(tmp_path)
+        save_adapter(build("tape"), tmp_path)

@@ -5,14 +5,14 @@ from functools import partial
 
 import pytest
 import torch
-from families import FAMILIES, make_source
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaForSequenceClassification
 
 from cases import VOCAB, draw_tokens, gap
 from equitape import EquitapeForCausalLM, adapt
-from equitape.adapt.weights import digest_of
-from equitape.loading import load_model
+from equitape.pretrained.loading import load_model
+from equitape.pretrained.weights import digest_of
+from families import FAMILIES, make_source
 
 TOKENS = draw_tokens(2, 50)
 ROPES = {
@@ -43,7 +43,7 @@ def logits(model, tokens=TOKENS, **inputs):
 def test_the_same_logits(case, method):
     source = make_source(case)
     model = adapt(source, method)
-    assert type(model) is EquitapeForCausalLM
+    assert isinstance(model, EquitapeForCausalLM)
     assert not model.training
     expected = logits(source)
     assert expected.std() > 0.1

@@ -1,5 +1,6 @@
 """LongLoRA's shifted sparse attention: against masks written out by brute force, and only while training."""
 
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -8,11 +9,19 @@ from torch.nn.attention.flex_attention import BlockMask
 
 import equitape.model.masks as masks
 import equitape.model.modeling as modeling
-from cases import build, draw_tokens, gap
-from equitape import EquitapeConfig
-from equitape.model.backends import attend_in_halves, eager_attention
+from cases import build, draw_tokens, gap, tiny_config
+from equitape.model.backends import eager_attention, flexible_attention
+from equitape.pretrained.longlora import GroupsAsRows, HalvesOfHeads, ShiftedSparseAttention
 
 SIZES = [(4, 2), (6, 2), (9, 3), (3, 1)]
+
+
+def shifted(case, group_size, **changes):
+    """A small model that trains with shifted sparse attention."""
+    model = build(case, **changes)
+    model.model.training_attention = ShiftedSparseAttention(group_size)
+    model.model.training_attention.check(model.config)
+    return model
 
 
 def oracle_mask(heads, tokens, size, segments=None, window=None):
@@ -38,8 +47,7 @@ def attention_weights(model, tokens, **inputs):
 @pytest.mark.parametrize(("tokens", "size"), [(16, 4), (23, 8), (13, 5), (6, 8)])
 def test_heads_see_what_the_oracle_says(heads, kind, tokens, size):
     """Weights are positive exactly where the mask allows, so every head is checked at every pair."""
-    model = build(
-        kind, shifted_group_size=size, attn_implementation="eager", num_attention_heads=heads[0],
+    model = shifted(kind, size, attn_implementation="eager", num_attention_heads=heads[0],
         num_key_value_heads=heads[1], head_dim=8,
     ).train()  # fmt: skip
     segments = torch.arange(tokens)[None] // (tokens // 2 + 1)
@@ -64,7 +72,7 @@ def test_the_oracle_differs_between_halves_and_from_full_attention():
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 def test_causal_while_training(kind, implementation):
     """A later token changes nothing before it, the wrapped group of the original included."""
-    model = build(kind, shifted_group_size=4, attn_implementation=implementation).train()
+    model = shifted(kind, 4, attn_implementation=implementation).train()
     tokens = draw_tokens(1, 16)
     changed = tokens.clone()
     changed[:, 12:] = 1 + (tokens[:, 12:] + 5) % 40
@@ -72,9 +80,7 @@ def test_causal_while_training(kind, implementation):
 
 
 def test_padding_and_windows():
-    model = build(
-        "rope", shifted_group_size=8, sliding_window=3, sliding_layers=[1], attn_implementation="eager"
-    ).train()
+    model = shifted("rope", 8, sliding_window=3, sliding_layers=[1], attn_implementation="eager").train()
     tokens = draw_tokens(2, 20)
     mask = torch.ones_like(tokens)
     mask[1, :6] = 0
@@ -88,7 +94,7 @@ def test_padding_and_windows():
 
 @pytest.mark.parametrize("kind", ["rope", "tape"])
 def test_full_attention_after_training(kind):
-    model = build(kind, shifted_group_size=4)
+    model = shifted(kind, 4)
     plain = build(kind)
     tokens = draw_tokens(2, 16)
     assert gap(model(tokens).logits, plain(tokens).logits) < 1e-12
@@ -99,7 +105,7 @@ def test_gradients_under_checkpointing():
     tokens = draw_tokens(2, 16)
     gradients = []
     for checkpointed in (False, True):
-        model = build("tape", shifted_group_size=4).train()
+        model = shifted("tape", 4).train()
         if checkpointed:
             model.gradient_checkpointing_enable()
         model(tokens, labels=tokens).loss.backward()
@@ -118,10 +124,12 @@ def test_block_masks_see_the_same(heads, monkeypatch):
     # plain rows would need no mask
     segments = torch.arange(150) // 90
     positions = masks.build_positions(build("rope").model.encoding, x, None, None, segments[None], None)
-    mask = masks.build_masks(config, build("rope").model.encoding, x, None, positions, None, 40)["full_attention"]
-    assert isinstance(mask.mask, BlockMask)
-    assert isinstance(mask.shifted, BlockMask)
-    found = attend_in_halves(query, key, value, mask.mask, mask.shifted, 0.25)
+    hook = ShiftedSparseAttention(40)
+    mask = masks.build_masks(config, build("rope").model.encoding, x, None, positions, None, hook)["full_attention"]
+    assert isinstance(mask.attend, HalvesOfHeads)
+    assert isinstance(mask.attend.first, BlockMask)
+    assert isinstance(mask.attend.second, BlockMask)
+    found = mask.attend(partial(flexible_attention, score_mod=None, scaling=0.25), query, key, value)
     expected, _ = eager_attention(
         torch.nn.Module(), query, key, value, oracle_mask(heads[0], 150, 40, segments)[None], 0.25
     )
@@ -132,8 +140,7 @@ def test_block_masks_see_the_same(heads, monkeypatch):
 @pytest.mark.parametrize(("tokens", "size"), [(16, 4), (24, 8), (23, 8), (13, 5), (6, 8), (3, 8), (9, 2)])
 def test_groups_as_rows_see_the_same(heads, tokens, size, monkeypatch):
     """What runs for plain rows, without any mask: outputs and gradients."""
-    model = build(
-        "tape", shifted_group_size=size, attn_implementation="sdpa", num_attention_heads=heads[0],
+    model = shifted("tape", size, attn_implementation="sdpa", num_attention_heads=heads[0],
         num_key_value_heads=heads[1], head_dim=8,
     ).train()  # fmt: skip
     ids = draw_tokens(2, tokens)
@@ -146,13 +153,13 @@ def test_groups_as_rows_see_the_same(heads, tokens, size, monkeypatch):
         logits = model(ids, use_cache=False).logits
         found.append((logits, *torch.autograd.grad(logits.square().sum(), list(model.parameters()))))
     assert all(gap(*pair) < 1e-9 * (1 + pair[1].abs().max()) for pair in zip(*found, strict=True))
-    assert [mask["full_attention"].group_size for mask in masks_seen] == [size, None]
+    assert [mask["full_attention"].attend for mask in masks_seen] == [GroupsAsRows(size), None]
 
 
 def test_compiled_for_any_length():
     """Groups as rows have a last group of any length, one token included."""
     torch._dynamo.reset()
-    model = build("tape", shifted_group_size=8).train()
+    model = shifted("tape", 8).train()
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     for tokens in (20, 33, 47, 29, 24, 60, 37, 52, 41, 70, 77, 85):
         ids = draw_tokens(1, tokens)
@@ -161,10 +168,17 @@ def test_compiled_for_any_length():
 
 def test_refusals():
     with pytest.raises(ValueError, match="biases scores; use 'rope' or 'tape'"):
-        build("alibi", shifted_group_size=4)
+        shifted("alibi", 4)
     with pytest.raises(ValueError, match="half of the heads shift by half a group"):
-        EquitapeConfig(shifted_group_size=1)
-    model = build("rope", shifted_group_size=4).train()
+        ShiftedSparseAttention(1).check(tiny_config("rope"))
+    model = shifted("rope", 4).train()
     past = model.eval()(draw_tokens(1, 4), use_cache=True).past_key_values
     with pytest.raises(ValueError, match=r"leave out past_key_values, or call model.eval"):
         model.train()(draw_tokens(1, 4), past_key_values=past)
+
+
+def test_a_configuration_of_an_earlier_version_is_read():
+    """Models saved by version 0.1 have the field in config.json; groups were never meant to outlive a training run."""
+    assert not hasattr(tiny_config("rope", shifted_group_size=None), "shifted_group_size")
+    with pytest.warns(UserWarning, match="ignores 'shifted_group_size': equitape.adapt with the method 'longlora'"):
+        assert not hasattr(tiny_config("rope", shifted_group_size=4), "shifted_group_size")

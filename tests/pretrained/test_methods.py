@@ -4,15 +4,16 @@ import io
 
 import pytest
 import torch
-from families import make_source
 from rich.console import Console
 
 from cases import build, draw_tokens, gap
 from equitape import adapt
 from equitape.adapt import METHODS, AdaptSettings, merge_lora, summarize_training
-from equitape.adapt.lora import merged_state
-from equitape.adapt.methods import trained_parameters
 from equitape.adapt.show import show_model
+from equitape.pretrained.longlora import ShiftedSparseAttention
+from equitape.pretrained.lora import merged_state
+from equitape.pretrained.methods import trained_parameters
+from families import make_source
 
 TOKENS = draw_tokens(2, 20)
 
@@ -119,9 +120,11 @@ def test_a_model_trained_on_shorter_rows_than_it_has_room_for():
     """What counts is what it was trained on: the factor of interpolation, the groups, and what it is meant for."""
     source = build("rope", max_position_embeddings=512, trained_length=64)
     assert adapt(source, "tape").config.context == 64
-    longer = adapt(source, "longlora", context=256, scaling="linear").config
+    model = adapt(source, "longlora", context=256, scaling="linear")
+    longer = model.config
     assert longer.encoding["scaling"]["factor"] == 4.0
-    assert (longer.context, longer.max_position_embeddings, longer.shifted_group_size) == (256, 512, 64)
+    assert (longer.context, longer.max_position_embeddings) == (256, 512)
+    assert model.model.training_attention == ShiftedSparseAttention(64)
     assert adapt(source, "tape", context=1024).config.context == 1024
 
 
@@ -179,13 +182,13 @@ def test_yarn_stretched_further_has_the_temperature_of_its_new_factor():
 def test_longlora_trains_in_groups_and_answers_in_full():
     source = make_source()
     model = adapt(source, "longlora", context=80)
-    assert model.config.shifted_group_size == 20
+    assert model.model.training_attention == ShiftedSparseAttention(20)
     for scaling in (None, "linear"):
         console = Console(file=io.StringIO(), width=400)
         show_model(adapt(source, "longlora", context=80, scaling=scaling), console)
         assert ("learn nothing" in console.file.getvalue()) == (scaling is None)
-    assert adapt(source, "longlora").config.shifted_group_size == 16
-    assert adapt(source, "longlora", group_size=6).config.shifted_group_size == 6
+    assert adapt(source, "longlora").model.training_attention == ShiftedSparseAttention(16)
+    assert adapt(source, "longlora", group_size=6).model.training_attention == ShiftedSparseAttention(6)
     tokens = draw_tokens(1, 60)
     with torch.no_grad():
         assert gap(model(tokens).logits, source(tokens).logits) < 1e-5

@@ -10,21 +10,19 @@ import json
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ..model import EquitapeForCausalLM
-from .adapting import Adaptation, build
-from .card import adapter_card, versions
-from .files import written_aside
-from .methods import METHODS, AdaptSettings
-from .weights import Base
+from ..runs.files import files_in
+from .adaptation import adaptation_of
+from .card import CARD, adapter_card, versions
+from .methods import METHODS
 
 FORMAT = 1
 """Raised when older versions of this package could not read what is written."""
-TENSORS, DESCRIPTION, CARD = "adapter.safetensors", "adapter.json", "README.md"
+TENSORS, DESCRIPTION = "adapter.safetensors", "adapter.json"
 
 
 def save_adapter(model: EquitapeForCausalLM, directory: Path | str) -> None:
@@ -38,7 +36,7 @@ def save_adapter(model: EquitapeForCausalLM, directory: Path | str) -> None:
             f"model.save_pretrained({str(directory)!r})."
         )
     tensors = {name: parameter.detach().contiguous().cpu() for name, parameter in state.items()}
-    with written_aside(directory) as aside:
+    with files_in(directory) as aside:
         save_file(tensors, aside / TENSORS, metadata={"format": "pt"})
         description = {
             "format": FORMAT,
@@ -55,36 +53,6 @@ def save_adapter(model: EquitapeForCausalLM, directory: Path | str) -> None:
         }
         (aside / DESCRIPTION).write_text(json.dumps(description, indent=2))
         (aside / CARD).write_text(adapter_card(model, adaptation))
-
-
-def adaptation_of(model: Any) -> Adaptation:
-    """What `adapt` did to a model."""
-    adaptation = getattr(model, "adaptation", None)
-    if adaptation is None:
-        raise ValueError("This model was not made by equitape.adapt, so it has no adapter; use model.save_pretrained.")
-    return adaptation
-
-
-def load_adapter(base: Base, directory: Path | str, *, dtype: str | torch.dtype = "auto") -> EquitapeForCausalLM:
-    """The adapted model again: the base, as for `adapt`, with the tensors that `save_adapter` wrote.
-
-    Tensors come back bit for bit where the base has the dtype they were trained in, and are rounded to it otherwise.
-    """
-    folder = Path(directory).expanduser()
-    description = read_description(folder)
-    tensors = read_tensors(folder, description)
-    settings = AdaptSettings.parse(description["settings"], f"{str(folder / DESCRIPTION)!r}")
-    model = build(base, settings, dtype)
-    adaptation = adaptation_of(model)
-    difference = describe_difference(description["base"], adaptation.base)
-    if difference is not None:
-        raise ValueError(
-            f"The adapter in {str(directory)!r} was trained on top of {description['base']['name']!r}, and "
-            f"{adaptation.base_name!r} is another base: {difference}."
-        )
-    insert(model, tensors, adaptation.trained, str(directory))
-    adaptation.training = description["training"]
-    return model
 
 
 def read_description(folder: Path) -> dict[str, Any]:

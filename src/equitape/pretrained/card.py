@@ -2,14 +2,13 @@
 
 import platform
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..model import EquitapeForCausalLM
 from ..version import __version__
+from .adaptation import Adaptation
 
-if TYPE_CHECKING:
-    from .adapting import Adaptation
-
+CARD = "README.md"
 PACKAGES = ("torch", "transformers", "peft", "accelerate", "safetensors")
 
 
@@ -24,7 +23,7 @@ def versions() -> dict[str, str]:
     return found
 
 
-def adapter_card(model: EquitapeForCausalLM, adaptation: "Adaptation") -> str:
+def adapter_card(model: EquitapeForCausalLM, adaptation: Adaptation) -> str:
     """The README.md of an adapter."""
     loading = f"""from equitape import load_adapter
 
@@ -36,7 +35,7 @@ model = load_adapter("path/to/{adaptation.base_name}", "path/to/this/folder")"""
     return _card(model, adaptation, what, loading)
 
 
-def whole_card(model: EquitapeForCausalLM, adaptation: "Adaptation") -> str:
+def model_card(model: EquitapeForCausalLM, adaptation: Adaptation) -> str:
     """The README.md of a whole model."""
     loading = """import equitape  # makes the architecture known to transformers
 from transformers import AutoModelForCausalLM
@@ -46,7 +45,7 @@ model = AutoModelForCausalLM.from_pretrained("path/to/this/folder")"""
     return _card(model, adaptation, what, loading)
 
 
-def _card(model: EquitapeForCausalLM, adaptation: "Adaptation", what: str, loading: str) -> str:
+def _card(model: EquitapeForCausalLM, adaptation: Adaptation, what: str, loading: str) -> str:
     settings = adaptation.settings
     assert isinstance(model.config.encoding, dict)
     trained = set(adaptation.trained)

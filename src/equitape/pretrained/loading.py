@@ -5,8 +5,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from transformers import AutoConfig, PreTrainedModel
+from transformers.utils.logging import disable_progress_bar
 
-from .registry import describe_choices
+from ..model import EquitapeForCausalLM
+from ..registry import describe_choices
+from ..runs.folders import model_folder
+from .adapter import DESCRIPTION
+from .adapting import load_adapter
+from .families import translate_config
+from .vocabulary import tokenizer_of
+from .weights import convert, load_source, read_whole
 
 DTYPES = {
     "auto": "auto",
@@ -17,12 +27,6 @@ DTYPES = {
 }
 
 
-def model_folder(name: str) -> str:
-    """The folder that holds the weights: a run keeps them in `model/`."""
-    inner = Path(name).expanduser() / "model"
-    return str(inner) if (inner / "config.json").is_file() else name
-
-
 def is_gguf(name: str) -> bool:
     """Whether this names a GGUF file that is there."""
     path = Path(name).expanduser()
@@ -31,8 +35,6 @@ def is_gguf(name: str) -> bool:
 
 def is_adapter(name: str) -> bool:
     """Whether a folder holds an adapter of ours."""
-    from .adapt.adapter import DESCRIPTION
-
     return (Path(name).expanduser() / DESCRIPTION).is_file()
 
 
@@ -64,8 +66,6 @@ def is_local(name: str) -> bool:
 
 def check_hub(name: str) -> None:
     """Refuse the name of a model that is neither here nor on the Hugging Face Hub."""
-    from transformers import AutoConfig
-
     try:
         AutoConfig.from_pretrained(name)
     except (OSError, ValueError) as error:
@@ -81,15 +81,8 @@ def load_model(name: str, dtype: str, base: str | None = None, as_ours: bool = T
     dtype: "auto" keeps the file's. as_ours: turn others into one of ours, with the same outputs; otherwise they stay
     what they are, and may be any causal language model of transformers.
     """
-    import transformers
-    from safetensors import SafetensorError
-    from transformers import AutoConfig
-
-    from .adapt import adapt, load_adapter
-    from .adapt.weights import load_source, read_whole
-
     if not sys.stderr.isatty():
-        transformers.logging.disable_progress_bar()
+        disable_progress_bar()
     if dtype not in DTYPES:
         raise ValueError(f"There is no dtype {dtype!r} here.{describe_choices(dtype, DTYPES)}")
     wanted: Any = DTYPES[dtype]
@@ -98,13 +91,14 @@ def load_model(name: str, dtype: str, base: str | None = None, as_ours: bool = T
         return load_adapter(base, name, dtype=wanted).eval()
     if is_gguf(name):
         path = Path(name).expanduser()
-        return (adapt(path, "full", dtype=wanted) if as_ours else load_source(path, wanted)).eval()
+        source = load_source(path, wanted)
+        return (as_equitape(source) if as_ours else source).eval()
     folder = model_folder(name)
     try:
         config = AutoConfig.from_pretrained(folder)
         ours = config.model_type == "equitape"
         if as_ours and not ours:
-            return adapt(folder, "full", dtype=wanted).eval()
+            return as_equitape(load_source(folder, wanted)).eval()
     except (OSError, SafetensorError) as error:
         raise ValueError(f"The model {name!r} cannot be read ({_first_line(error)}).") from error
     try:
@@ -116,10 +110,13 @@ def load_model(name: str, dtype: str, base: str | None = None, as_ours: bool = T
         raise ValueError(f"The model {name!r} cannot be read ({_first_line(error)}).") from error
 
 
+def as_equitape(source: PreTrainedModel) -> EquitapeForCausalLM:
+    """A pretrained model of a supported family as an Equitape decoder with the same outputs."""
+    return convert(source, translate_config(source.config))
+
+
 def load_tokenizer_of(name: str, base: str | None = None, given: str | None = None) -> Any:
     """The tokenizer asked for, or the one that lies beside a model, its base or in its GGUF file."""
-    from .adapt.vocabulary import tokenizer_of
-
     return tokenizer_of(base or (name if is_gguf(name) else model_folder(name)), given)
 
 

@@ -9,6 +9,7 @@ from torch import nn
 from ..model import EquitapeConfig, EquitapeForCausalLM
 from ..registry import describe_choices
 from ..settings import Settings
+from .longlora import ShiftedSparseAttention
 from .lora import add_lora
 
 SCALINGS = ("linear", "yarn")
@@ -134,16 +135,21 @@ LORA_OPTIONS = ("lora_rank", "lora_alpha", "lora_dropout", "lora_targets")
 
 def change_config(source: EquitapeConfig, settings: AdaptSettings) -> EquitapeConfig:
     """The configuration after adapting, from the source's."""
-    plan = settings.plan
     longer = EquitapeConfig.from_dict(source.to_dict())
     if settings.context is not None:
         longer.extend(settings.context)
     given = longer.to_dict()
     given["encoding"] = change_encoding(source, settings)
-    if plan.shifted:
-        context = settings.context or source.context
-        given["shifted_group_size"] = settings.group_size or max(context // GROUPS_OF_LONGLORA, 2)
-    return EquitapeConfig.from_dict(given)
+    config = EquitapeConfig.from_dict(given)
+    if settings.plan.shifted:
+        shifted_attention(config, settings).check(config)
+    return config
+
+
+def shifted_attention(config: EquitapeConfig, settings: AdaptSettings) -> ShiftedSparseAttention:
+    """LongLoRA's attention for the context that a model, configured by `change_config`, is meant for."""
+    context = settings.context or config.context
+    return ShiftedSparseAttention(settings.group_size or max(context // GROUPS_OF_LONGLORA, 2))
 
 
 def change_encoding(source: EquitapeConfig, settings: AdaptSettings) -> dict[str, Any]:
@@ -193,6 +199,8 @@ def set_training(model: EquitapeForCausalLM, settings: AdaptSettings) -> None:
     plan = settings.plan
     if plan.lora:
         add_lora(model, settings)
+    if plan.shifted:
+        model.model.training_attention = shifted_attention(model.config, settings)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(
             plan.everything

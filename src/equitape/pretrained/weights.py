@@ -5,7 +5,7 @@ import json
 import struct
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -28,6 +28,7 @@ FINGERPRINTED_FIELDS = (
 )  # fmt: skip
 
 Base: TypeAlias = str | Path | PreTrainedModel
+Decoder = TypeVar("Decoder", bound=EquitapeForCausalLM)
 Check = Callable[[EquitapeConfig], object]
 
 
@@ -160,7 +161,9 @@ def as_dtype(dtype: str | torch.dtype) -> torch.dtype:
     return found
 
 
-def convert(source: PreTrainedModel, config: EquitapeConfig, seed: int = 0) -> EquitapeForCausalLM:
+def convert(
+    source: PreTrainedModel, config: EquitapeConfig, seed: int = 0, model_class: type[Decoder] = EquitapeForCausalLM
+) -> Decoder:
     """An Equitape decoder with the source's own tensors, none copied; weights of the encoding that it lacks are new.
 
     config: made by `translate_config`, possibly with another encoding. seed: of the new weights.
@@ -171,7 +174,7 @@ def convert(source: PreTrainedModel, config: EquitapeConfig, seed: int = 0) -> E
         implementation = "sdpa"
     # neither memory nor random numbers for weights that the source brings
     with torch.device("meta"), no_init_weights():
-        model = EquitapeForCausalLM._from_config(config, attn_implementation=implementation)
+        model = model_class._from_config(config, attn_implementation=implementation)
     _place(model, dict(source.named_parameters(remove_duplicate=False)))
     if config.tie_word_embeddings:
         model.lm_head.weight = model.model.embed_tokens.weight

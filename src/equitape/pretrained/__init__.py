@@ -1,0 +1,1 @@
+"""Pretrained models: read, converted to an Equitape decoder, adapted, saved and loaded again."""

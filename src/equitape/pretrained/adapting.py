@@ -1,0 +1,109 @@
+"""adapt and load_adapter: from a pretrained model to an Equitape decoder that keeps track of what it trains."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from transformers import PreTrainedModel
+
+from ..model import EquitapeForCausalLM
+from ..runs.files import files_in
+from .adaptation import Adaptation, adaptation_of
+from .adapter import DESCRIPTION, describe_difference, insert, read_description, read_tensors, save_adapter
+from .card import CARD, model_card
+from .families import translate_config
+from .lora import merged_state
+from .methods import AdaptSettings, change_config, set_training, trained_parameters
+from .weights import Base, convert, fingerprint, load_source
+
+
+class AdaptedForCausalLM(EquitapeForCausalLM):
+    """An Equitape decoder made by `adapt`. It can save what it trains as an adapter, or everything as a whole model."""
+
+    adaptation: Adaptation
+    saves_trained_only: bool = False
+    """Let save_pretrained write the trained tensors alone, for checkpoints: everything else is in the base."""
+
+    def save_adapter(self, directory: str | Path) -> None:
+        """Write only what was trained after `equitape.adapt`; `equitape.load_adapter` puts it on the base again."""
+        save_adapter(self, directory)
+
+    def save_pretrained(self, save_directory: str | Path, *args: Any, **kwargs: Any) -> None:
+        """Transformers' save_pretrained. Without a state_dict, LoRA is merged and a model card is added."""
+        given = kwargs.get("state_dict")
+        if self.saves_trained_only:
+            # under the names of the parameters, LoRA's parts apart: Trainer reads the file into this very model
+            state = given if given is not None else self.state_dict()
+            trained = {name: state[name].contiguous() for name in self.adaptation.trained}
+            Path(save_directory).mkdir(parents=True, exist_ok=True)
+            save_file(trained, Path(save_directory) / "model.safetensors", metadata={"format": "pt"})
+        elif given is not None:
+            super().save_pretrained(save_directory, *args, **kwargs)
+        else:
+            with files_in(save_directory) as aside:
+                super().save_pretrained(aside, *args, **{**kwargs, "state_dict": merged_state(self)})
+                (aside / CARD).write_text(model_card(self, self.adaptation))
+
+
+# transformers writes this name as the architecture in config.json, and what is saved is a plain decoder
+AdaptedForCausalLM.__name__ = EquitapeForCausalLM.__name__
+
+
+def adapt(base: Base, method: str = "tape", *, dtype: str | torch.dtype = "auto", **options: Any) -> AdaptedForCausalLM:
+    """A pretrained model as an Equitape decoder, prepared for training by a method.
+
+    base: a folder with safetensors, a GGUF file, or a loaded transformers model of the families Llama, Mistral, Qwen2
+        or Qwen3. The decoder shares a loaded model's tensors: training that changes them changes that model too.
+    method: tape, lora, tape+lora, longlora, theta, theta+lora or full.
+    dtype: of weights read from a path; "auto" keeps the file's (GGUF: float32).
+    options: as in `AdaptSettings`: context, scaling, theta, train_embeddings, lora_rank, ...
+
+    Outputs are the original's until something is trained, unless scaling or theta change the positions. The model is
+    in evaluation mode, and only what the method trains takes gradients.
+    """
+    return build(base, AdaptSettings.parse({"method": method, **options}, "adapt"), dtype)
+
+
+def build(base: Base, settings: AdaptSettings, dtype: str | torch.dtype = "auto") -> AdaptedForCausalLM:
+    """`adapt` with its settings already made."""
+    source = load_source(base, dtype, check=lambda config: change_config(config, settings))
+    config = translate_config(source.config)
+    model = convert(source, change_config(config, settings), settings.seed, AdaptedForCausalLM)
+    set_training(model, settings)
+    model.adaptation = Adaptation(
+        settings=settings,
+        base_name=name_of(base),
+        base=fingerprint(source, config),
+        trained=tuple(name for name, _ in trained_parameters(model)),
+    )
+    return model
+
+
+def load_adapter(base: Base, directory: Path | str, *, dtype: str | torch.dtype = "auto") -> AdaptedForCausalLM:
+    """The adapted model again: the base, as for `adapt`, with the tensors that `save_adapter` wrote.
+
+    Tensors come back bit for bit where the base has the dtype they were trained in, and are rounded to it otherwise.
+    """
+    folder = Path(directory).expanduser()
+    description = read_description(folder)
+    tensors = read_tensors(folder, description)
+    settings = AdaptSettings.parse(description["settings"], f"{str(folder / DESCRIPTION)!r}")
+    model = build(base, settings, dtype)
+    adaptation = adaptation_of(model)
+    difference = describe_difference(description["base"], adaptation.base)
+    if difference is not None:
+        raise ValueError(
+            f"The adapter in {str(directory)!r} was trained on top of {description['base']['name']!r}, and "
+            f"{adaptation.base_name!r} is another base: {difference}."
+        )
+    insert(model, tensors, adaptation.trained, str(directory))
+    adaptation.training = description["training"]
+    return model
+
+
+def name_of(base: Base) -> str:
+    """What to call a base: the last part of its path."""
+    given = base.config._name_or_path if isinstance(base, PreTrainedModel) else base
+    name = Path(str(given)).expanduser().resolve().name if str(given) else ""
+    return name or (base.config.model_type if isinstance(base, PreTrainedModel) else str(base))
