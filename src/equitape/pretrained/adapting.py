@@ -35,9 +35,10 @@ class AdaptedForCausalLM(EquitapeForCausalLM):
         if self.saves_trained_only:
             # under the names of the parameters, LoRA's parts apart: Trainer reads the file into this very model
             state = given if given is not None else self.state_dict()
-            trained = {name: state[name].contiguous() for name in self.adaptation.trained}
+            trained = set(self.adaptation.trained)
+            tensors = {name: tensor.contiguous() for name, tensor in state.items() if name in trained}
             Path(save_directory).mkdir(parents=True, exist_ok=True)
-            save_file(trained, Path(save_directory) / "model.safetensors", metadata={"format": "pt"})
+            save_file(tensors, Path(save_directory) / "model.safetensors", metadata={"format": "pt"})
         elif given is not None:
             super().save_pretrained(save_directory, *args, **kwargs)
         else:
