@@ -13,17 +13,10 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 
+from equitape.report.style import ENCODINGS
+
 RESULTS = Path(__file__).parent.parent / "docs/results"
-COLOURS = {
-    "rope": "#1f77b4",
-    "tape": "#d55e00",
-    "alibi": "#2a9d5c",
-    "cope": "#d081c4",
-    "xpos": "#17a2b8",
-    "fire": "#c2185b",
-    "nope": "#7f7f7f",
-    "randpe": "#5c6bc0",
-}
+COLOURS = {kind: colour for kind, (colour, _) in ENCODINGS.items()}
 NAMES = {
     "rope": "RoPE",
     "tape": "TAPE",

@@ -1,9 +1,10 @@
 """Reduced recipes: every shipped recipe builds and runs offline without data of its own."""
 
 import pytest
+from typer.testing import CliRunner
 
+from equitape.cli import app
 from equitape.training import small
-from equitape.training.compare import compare
 from equitape.training.plan import make_plan
 from equitape.training.recipe import available_recipes, load_recipe
 
@@ -24,6 +25,7 @@ def test_every_recipe_has_a_reduced_form_that_needs_no_data(name):
     assert plan.recipe.train.steps == small.TRAIN["steps"]
     assert plan.recipe.train.compile is False
     assert not plan.recipe.claims
+    assert plan.recipe.description.startswith(small.NOTE)
     if all(choice.start is None for choice in full.choices):
         assert [choice.label for choice in plan.recipe.choices] == [choice.label for choice in full.choices]
     assert all(choice.seeds == (0,) and choice.start is None for choice in plan.recipe.choices)
@@ -39,7 +41,13 @@ def test_overrides_change_the_reduced_recipe():
 
 @pytest.mark.parametrize("name", ["lm-books", "scrolls-contract-nli"])
 def test_a_reduced_comparison_runs_to_its_report(name, tmp_path):
-    overrides = ["encodings=[rope]", "train.steps=2", "train.batch_size=2"]
-    results = compare(make_plan(load_recipe(name, overrides, small=True)), tmp_path / "out")
-    assert [run["status"] for run in results["runs"]] == ["done"]
-    assert (tmp_path / "out/report.html").exists()
+    arguments = ["compare", name, "--small", "encodings=[rope]", "train.steps=2", "train.batch_size=2"]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / f"runs/{name}-small/report.html").exists()
+
+
+def test_a_single_run_can_be_reduced(tmp_path):
+    done = CliRunner().invoke(app, ["train", "addition-20", "--small", "--encoding", "tape", "--dry-run"])
+    assert done.exit_code == 0, done.output
+    assert "10 steps" in " ".join(done.output.split())

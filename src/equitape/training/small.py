@@ -33,6 +33,7 @@ TASKS: dict[str, dict[str, Any]] = {
 """What replaces a task's options; the others stay as the recipe has them."""
 MODEL = {"hidden_size": 48, "intermediate_size": 96, "num_attention_heads": 6, "num_hidden_layers": 6}
 TRAIN = {"steps": 10, "batch_size": 8, "learning_rate": 1e-3, "compile": False, "log_every": 5}
+NOTE = "Reduced by --small to a tiny model and a few steps, so its scores mean nothing."
 DROPPED = ("tokens", "minutes", "accumulation", "gradient_accumulation_steps", "eval_every", "save_every")
 """Training settings of the full size that make no sense at the reduced one."""
 
@@ -51,6 +52,7 @@ def reduce(content: dict[str, Any]) -> dict[str, Any]:
         encodings = ["rope", "tape"]
     reduced = {key: value for key, value in content.items() if key not in ("claims", "claims_source")}
     return reduced | {
+        "description": f"{NOTE} The full recipe: {content.get('description', '')}".strip(),
         "task": task | TASKS.get(str(task.get("name")), {}),
         "model": (content.get("model") or {}) | MODEL,
         "encodings": encodings,
