@@ -174,7 +174,7 @@ def test_inspect_refuses_what_are_no_numbers(folder, tmp_path):
     model.save_pretrained(tmp_path / "broken")
     result = run("inspect", tmp_path / "broken", "--ids", "3 1 4 1", "--out", tmp_path / "out")
     assert result.exit_code == 2
-    assert "The attention of layer 2 holds values that are not numbers" in flat(result)
+    assert "The attention of layer 2 holds NaN or infinity" in flat(result)
     assert not (tmp_path / "out").exists()
 
 

@@ -23,8 +23,8 @@ def check(
     Exit code 1 tells that one is broken. What an encoding declares not to promise cannot fail.
     """
     from ..inspect.certificate import certify
-    from ..inspect.show import certificate_json, print_certificate
     from ..pretrained.loading import load_model
+    from ..report.inspection_text import certificate_json, print_certificate
 
     if dtype not in ("float64", "float32"):
         raise typer.BadParameter(f"dtype is {dtype!r}; it must be float64 or float32.")

@@ -1,10 +1,8 @@
-"""Look inside a model: what positional states do, how stable they are, and whether promises are kept."""
+"""Look inside a model: what positional states do, how stable they are, and whether the encoding keeps its promises."""
 
 from .capture import LayerRecord, frozen_state, visit_layers
 from .certificate import Certificate, Check, certify
-from .look import Inspection, look_inside
-from .page import write_page
-from .pictures import write_pictures
+from .inspection import Inspection, inspect_model
 from .stability import Stability, measure_stability
 
 __all__ = [
@@ -15,9 +13,7 @@ __all__ = [
     "Stability",
     "certify",
     "frozen_state",
-    "look_inside",
+    "inspect_model",
     "measure_stability",
     "visit_layers",
-    "write_page",
-    "write_pictures",
 ]

@@ -9,11 +9,11 @@ from rich.console import Console
 from rich.markup import escape
 
 from ..pretrained.loading import load_model, load_tokenizer_of
+from ..report.inspection import write_page
+from ..report.inspection_plots import write_plots
+from ..report.inspection_text import print_layers, print_stability
+from .inspection import inspect_model
 from .load import Text, begin_token_of, read_numbers, read_text
-from .look import look_inside
-from .page import lines_of, write_page
-from .pictures import write_pictures
-from .show import print_layers, print_stability
 from .stability import measure_stability
 
 PAGE, NUMBERS = "inspect.html", "inspect.json"
@@ -66,14 +66,14 @@ def run(settings: InspectSettings, console: Console) -> None:
     for entry in settings.also if settings.stability else ():
         name, _, folder = entry.partition("=")
         also[name] = load_model(folder, settings.dtype)
-    seen = look_inside(model, text.input_ids, text.labels, show=settings.window(), max_cells=settings.cells)
+    inspection = inspect_model(model, text.input_ids, text.labels, show=settings.window(), max_cells=settings.cells)
     stability = measure_stability(model, text.input_ids, text.begin_token, also) if settings.stability else None
     name = Path(settings.model).name or settings.model
-    notes = [text.note] * bool(text.note) + seen.notes()
+    notes = [text.note] * bool(text.note) + inspection.notes()
     facts = facts_of(settings, model, text)
     write_page(
         settings.out / PAGE,
-        seen,
+        inspection,
         title=f"Inside {name}",
         facts=facts,
         stability=stability,
@@ -81,16 +81,18 @@ def run(settings: InspectSettings, console: Console) -> None:
     numbers = {
         "facts": dict(facts),
         "notes": notes,
-        "by_layer": {line["title"]: line["values"] for line in lines_of(seen)},
+        "by_layer": inspection.by_layer(),
         "stability": None if stability is None else asdict(stability),
     }
     (settings.out / NUMBERS).write_text(json.dumps(numbers, indent=2), encoding="utf-8")
-    pictures = write_pictures(seen, settings.out)
-    print_layers(seen, console)
+    pictures = write_plots(inspection, settings.out)
+    print_layers(inspection, console)
     if stability is not None:
         print_stability(stability, console)
-    if text.total > seen.num_tokens:
-        console.print(f"The text has {text.total} tokens; the first {seen.num_tokens} were read.", highlight=False)
+    if text.total > inspection.num_tokens:
+        console.print(
+            f"The text has {text.total} tokens; the first {inspection.num_tokens} were read.", highlight=False
+        )
     for note in notes:
         console.print(escape(note), highlight=False)
     names = ", ".join(path.name for path in pictures)

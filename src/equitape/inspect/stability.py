@@ -29,6 +29,11 @@ UNSUPPORTED_BY_TWIN = ("scaling", "init", "layers", "source", "normalize", "comp
 """Options of TAPE that TensorTape does not have, or not in the same form."""
 
 
+UNCHANGED, SLIGHT = 1e-4, 0.02
+"""Largest change of attention, over layers, that counts as none (rounding) and as slight."""
+VERDICTS = ("unchanged", "slight change", "changed")
+
+
 class Variant(NamedTuple):
     """A model under a name; `context` puts it into the state in which it is measured."""
 
@@ -47,14 +52,36 @@ class Change:
     products: list[float] | None
     """None for encodings without a state for every token."""
 
+    @property
+    def verdict(self) -> str:
+        """One of VERDICTS, by the largest change of attention over layers."""
+        largest = max(self.attention)
+        return VERDICTS[0] if largest <= UNCHANGED else VERDICTS[1] if largest <= SLIGHT else VERDICTS[2]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Stability:
-    """The table, and what a reader must know of it."""
+    """The table, and notes on how it was made."""
 
     changes: list[Change]
     num_tokens: int
     notes: list[str]
+
+    def verdicts(self) -> list[str]:
+        """One sentence per model: what leaves its attention unchanged, and what moves how much of it at most."""
+        sentences = []
+        for model in dict.fromkeys(change.model for change in self.changes):
+            changes = [change for change in self.changes if change.model == model]
+            same = [change.disturbance for change in changes if change.verdict == VERDICTS[0]]
+            moved = [
+                f"{change.disturbance} ({max(change.attention):.2%})"
+                for change in changes
+                if change.verdict != VERDICTS[0]
+            ]
+            parts = [f"unchanged by {', '.join(same)}"] if same else []
+            parts += [f"moved by {', '.join(moved)}"] if moved else []
+            sentences.append(f"{model}: attention is {'; '.join(parts)}.")
+        return sentences
 
     def shown_layers(self) -> list[int]:
         """Layers 1, 2, 4, 8, ... and the last, counted from 1 as the paper does."""

@@ -15,7 +15,7 @@ def decimals(value: float, digits: int = 4) -> int:
 def number(value: float | None, places: int | None = None, *, digits: int = 4) -> str:
     """A number with four significant digits and a comma between thousands; "-" for None and NaN.
 
-    places: this many decimals instead. Integers have no decimals. Numbers below 1e-6 are written in powers of ten.
+    places: this many decimals instead. Integers have no decimals. Numbers below 1e-4 are written in powers of ten.
     """
     if value is None or math.isnan(value):
         return MISSING
@@ -23,7 +23,7 @@ def number(value: float | None, places: int | None = None, *, digits: int = 4) -
         return "infinite" if value > 0 else "-infinite"
     if isinstance(value, int):
         return f"{value:,}"
-    if places is None and 0 < abs(value) < 1e-6:
+    if places is None and 0 < abs(value) < 1e-4:
         return f"{value:.1e}"
     return f"{value:,.{decimals(value, digits) if places is None else places}f}"
 

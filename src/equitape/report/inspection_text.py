@@ -1,4 +1,4 @@
-"""Inspections and certificates in the terminal."""
+"""Inspections and certificates on a terminal."""
 
 import json
 from dataclasses import asdict
@@ -8,27 +8,28 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from .certificate import FAIL, PASS, Certificate
-from .look import Inspection
-from .page import lines_of
-from .pictures import chosen_layers
-from .stability import Stability
+from ..inspect.certificate import FAIL, PASS, Certificate
+from ..inspect.inspection import Inspection
+from ..inspect.stability import VERDICTS, Stability
+from . import numbers
+from .inspection_plots import chosen_layers
 
 STYLES = {PASS: "green", FAIL: "bold red"}
+VERDICT_STYLES = dict(zip(VERDICTS, ("green", "yellow", "red"), strict=True))
 
 
 def number(value: float | None) -> str:
-    """Two significant digits."""
-    return "" if value is None else f"{value:.2g}"
+    """Two significant digits; nothing for None."""
+    return "" if value is None else numbers.number(value, digits=2)
 
 
 def print_certificate(certificate: Certificate, name: str, console: Console) -> None:
-    """A table, then the verdict on all of it."""
+    """A table of the checks, then the overall verdict."""
     table = Table("check", "verdict", "largest error", "what was checked", box=box.SIMPLE_HEAD)
     for check in certificate.checks:
-        told = f"{check.meaning}. {check.note}" if check.note else check.meaning
+        meaning = f"{check.meaning}. {check.note}" if check.note else check.meaning
         style = STYLES.get(check.verdict, "yellow")
-        table.add_row(check.name, f"[{style}]{check.verdict}[/]", number(check.error), escape(told))
+        table.add_row(check.name, f"[{style}]{check.verdict}[/]", number(check.error), escape(meaning))
     console.print(table)
     for note in certificate.notes:
         console.print(escape(note))
@@ -40,7 +41,7 @@ def print_certificate(certificate: Certificate, name: str, console: Console) -> 
 
 
 def certificate_json(certificate: Certificate) -> str:
-    """The same for programs; an infinite error is written as null with its verdict beside it."""
+    """The same as JSON; an infinite error becomes null."""
     plain = asdict(certificate) | {"passed": certificate.passed}
     for check in plain["checks"]:
         if check["error"] == float("inf"):
@@ -49,7 +50,7 @@ def certificate_json(certificate: Certificate) -> str:
 
 
 def narrow_table(columns: list[str]) -> Table:
-    """A table whose figures are never cut; the first column may wrap."""
+    """A table whose numbers are never cut; the first column may wrap."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column(columns[0])
     for column in columns[1:]:
@@ -57,20 +58,20 @@ def narrow_table(columns: list[str]) -> Table:
     return table
 
 
-def print_layers(seen: Inspection, console: Console) -> None:
-    """One row a measure, one column for each of some layers."""
-    lines = lines_of(seen)
-    if not lines:
+def print_layers(inspection: Inspection, console: Console) -> None:
+    """One row per measure, one column for each of some layers."""
+    measures = inspection.by_layer()
+    if not measures:
         return
-    layers = chosen_layers(seen.num_layers)
+    layers = chosen_layers(inspection.num_layers)
     table = narrow_table(["mean by layer", *(str(layer + 1) for layer in layers)])
-    for line in lines:
-        table.add_row(line["title"], *(number(line["values"][layer]) for layer in layers))
+    for title, values in measures.items():
+        table.add_row(title, *(number(values[layer]) for layer in layers))
     console.print(table)
 
 
 def print_stability(stability: Stability, console: Console) -> None:
-    """The paper's Table 8."""
+    """The paper's Table 8, with verdicts."""
     layers = stability.shown_layers()
     for what, title in (("attention", "attention x 0.01"), ("products", "state products, %")):
         table = narrow_table([f"{title}, by layer", *map(str, layers)])
@@ -78,8 +79,9 @@ def print_stability(stability: Stability, console: Console) -> None:
             values = getattr(change, what)
             if values is not None:
                 cells = (number(100 * values[layer - 1]) if layer <= len(values) else "" for layer in layers)
-                table.add_row(escape(f"{change.model}: {change.disturbance}"), *cells)
+                style = VERDICT_STYLES[change.verdict] if what == "attention" else None
+                table.add_row(escape(f"{change.model}: {change.disturbance}"), *cells, style=style)
         if table.row_count:
             console.print(table)
-    for note in stability.notes:
-        console.print(escape(note), highlight=False)
+    for sentence in (*stability.verdicts(), *stability.notes):
+        console.print(escape(sentence), highlight=False)

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from cases import build, draw_tokens
-from equitape.inspect import look_inside, write_page
+from equitape.inspect import inspect_model
+from equitape.report.inspection import write_page
 
 selenium = pytest.importorskip("selenium", reason="selenium is not installed; it comes with equitape[dev]")
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -25,7 +26,7 @@ def page(tmp_path_factory):
     model = build("tape", num_hidden_layers=LAYERS)
     labels = [f" word{index}" for index in range(TOKENS)]
     path = tmp_path_factory.mktemp("browser") / "page.html"
-    write_page(path, look_inside(model, draw_tokens(1, TOKENS), labels), title="A model")
+    write_page(path, inspect_model(model, draw_tokens(1, TOKENS), labels), title="A model")
     return path
 
 
@@ -59,9 +60,13 @@ def browser(page):
 
 def wait_for(browser, drawn):
     """Until the maps of "layer/head" are on the screen."""
+    wait_until(browser, "return document.body.dataset.drawn", drawn)
+
+
+def wait_until(browser, script, wanted):
     deadline = time.monotonic() + 30
-    while browser.execute_script("return document.body.dataset.drawn") != drawn:
-        assert time.monotonic() < deadline, f"the page did not draw {drawn}"
+    while browser.execute_script(script) != wanted:
+        assert time.monotonic() < deadline, f"the page did not reach {wanted}"
         time.sleep(0.05)
 
 
@@ -132,10 +137,43 @@ def test_hovering_names_the_tokens(browser):
     assert tip.is_displayed()
     assert "query 20 “ word20”" in tip.text
     assert "key 5 “ word5”" in tip.text
+    marked = {
+        name: [word.text for word in browser.find_elements("css selector", f"#text .{name}")]
+        for name in ("query", "key")
+    }
+    assert {name: [word.strip() for word in words] for name, words in marked.items()} == {
+        "query": ["word20"],
+        "key": ["word5"],
+    }
     shown = float(tip.text.split("Attention: ")[1])
     assert 0 <= shown <= 1
     ActionChains(browser).move_to_element(browser.find_element("tag name", "h1")).perform()
     assert not tip.is_displayed()
+
+
+def test_one_scale_for_all_layers(browser):
+    """A layer's own scale fills the colours; the shared one compares layers."""
+    move(browser, "layer", 2, "2/0")
+    own = pixels(browser, "products-change")
+    browser.find_element("id", "shared").click()
+    wait_until(browser, "return document.body.dataset.scale", "shared")
+    shared = pixels(browser, "products-change")
+    assert (own != shared).any()
+    white = [np.abs(image.astype(int)[..., :3] - 247).sum() for image in (own, shared)]
+    # the second layer has moved less than the last
+    assert white[1] < white[0]
+    browser.find_element("id", "shared").click()
+    wait_until(browser, "return document.body.dataset.scale", "layer")
+
+
+def test_axes_name_tokens(browser):
+    box = "document.getElementById('map-attention').closest('figure')"
+    ticks = browser.execute_script(
+        f"return Array.from({box}.querySelectorAll('.ticks.columns span'), (e) => e.textContent)"
+    )
+    assert ticks[0] == "0 word0"
+    assert ticks[-1] == f"{TOKENS - 1} word{TOKENS - 1}"
+    assert browser.execute_script(f"return {box}.querySelector('.across').textContent") == "key (token)"
 
 
 def test_a_click_on_a_strip_goes_to_its_layer(browser):
@@ -174,8 +212,8 @@ def test_scales_follow_the_layer_where_states_grow(browser, tmp_path):
     with torch.no_grad():
         for block in model.model.layers[:-1]:
             block.self_attn.encoding.mix_out.mul_(20)
-    seen = look_inside(model, draw_tokens(1, TOKENS))
-    write_page(tmp_path / "grown.html", seen, title="Grown")
+    inspection = inspect_model(model, draw_tokens(1, TOKENS))
+    write_page(tmp_path / "grown.html", inspection, title="Grown")
     browser.get((tmp_path / "grown.html").as_uri())
     wait_for(browser, f"{LAYERS - 1}/0")
     for layer in (LAYERS, 1):
@@ -184,7 +222,7 @@ def test_scales_follow_the_layer_where_states_grow(browser, tmp_path):
             "const box = document.getElementById('map-products').closest('figure');"
             "return Array.from(box.querySelectorAll('.bar span'), (end) => Number(end.textContent));"
         )
-        products = seen.products[layer - 1]
+        products = inspection.products[layer - 1]
         assert ends == pytest.approx([products.min(), (products.min() + products.max()) / 2, products.max()], rel=0.01)
     # a token with itself at the start is 1, and has its own colour
     drawn = pixels(browser, "products")

@@ -1,10 +1,10 @@
 "use strict";
-// The page's script: reads the packed data, draws maps, strips and lines, follows the sliders and the pointer.
+// The script of the inspect page: unpacks the data, draws maps, strips and lines, follows the sliders and the pointer.
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const MISSING = 255, LEVELS = 254;
 const layerSlider = document.getElementById("layer"), headSlider = document.getElementById("head");
-const tip = document.getElementById("tip");
+const sharedBox = document.getElementById("shared"), tip = document.getElementById("tip");
 
 function bytesOf(text) {
   return Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
@@ -24,6 +24,24 @@ function valueOf(scale, level) {
   if (scale.kind === "root") return share * share * scale.high;
   const side = 2 * share - 1;
   return Math.sign(side) * side * side * scale.high;
+}
+
+function levelOf(scale, value) {
+  const high = Math.max(scale.high, 1e-30);
+  let share = (value - scale.low) / Math.max(scale.high - scale.low, 1e-30);
+  if (scale.kind === "root") share = Math.sqrt(Math.max(value, 0) / high);
+  if (scale.kind === "signed") share = 0.5 + 0.5 * Math.sign(value) * Math.sqrt(Math.abs(value) / high);
+  return Math.min(Math.max(Math.round(share * LEVELS), 0), LEVELS);
+}
+
+// the colours of a layer's levels on the scale that all layers share
+function sharedTable(entry, layer) {
+  const table = new Uint8Array(3 * (LEVELS + 1)), all = colours[entry.colours];
+  for (let level = 0; level <= LEVELS; level++) {
+    const place = levelOf(entry.shared, valueOf(entry.scales[layer], level));
+    table.set(all.subarray(3 * place, 3 * place + 3), 3 * level);
+  }
+  return table;
 }
 
 function show(value) {
@@ -77,10 +95,38 @@ function colourBar(entry, parent) {
   return ends;
 }
 
-function frame(entry, parent) {
+function make(kind, className, text) {
+  const made = document.createElement(kind);
+  if (className) made.className = className;
+  if (text !== undefined) made.textContent = text;
+  return made;
+}
+
+// at most `most` evenly spaced indices, the first and the last among them
+function spaced(count, most) {
+  const number = Math.min(count, most);
+  return Array.from({ length: number }, (_, index) => Math.round((index * (count - 1)) / Math.max(1, number - 1)));
+}
+
+function ticks(className, count, most, name, side) {
+  const axis = make("div", `ticks ${className}`);
+  for (const index of spaced(count, most)) {
+    const tick = make("span", "", name(index));
+    tick.style[side] = `${(100 * (index + 0.5)) / count}%`;
+    axis.append(tick);
+  }
+  return axis;
+}
+
+function tickOf(first) {
+  return `${first} ${data.labels[first].trim().slice(0, 8)}`;
+}
+
+// axes: { rows, columns: [count, name of an index, title] }
+function frame(entry, parent, axes) {
   const figure = document.createElement("figure");
-  const heading = document.createElement("h3");
-  heading.textContent = entry.title;
+  const heading = make("h3", "", entry.title);
+  if (entry.slices > 1) heading.append(make("span", "moves", " ◆"));
   const box = document.createElement("div");
   box.className = "box";
   const canvas = document.createElement("canvas");
@@ -90,9 +136,15 @@ function frame(entry, parent) {
   const cross = document.createElement("div");
   cross.className = "cross";
   box.append(canvas, cross);
-  const caption = document.createElement("figcaption");
-  caption.textContent = entry.caption;
-  figure.append(heading, box);
+  const caption = make("figcaption", "", `${entry.caption} `);
+  caption.append(make("span", "follows", entry.follows));
+  const [numRows, rowName, rowTitle] = axes.rows, [numColumns, columnName, columnTitle] = axes.columns;
+  const plot = make("div", "plot");
+  plot.append(
+    make("div", "down", rowTitle), ticks("rows", numRows, 9, rowName, "top"), box,
+    ticks("columns", numColumns, 7, columnName, "left"), make("div", "across", columnTitle),
+  );
+  figure.append(heading, plot);
   const ends = colourBar(entry, figure);
   figure.append(caption);
   parent.append(figure);
@@ -109,7 +161,18 @@ function placeTip(event, lines) {
   tip.style.top = `${Math.max(0, top)}px`;
 }
 
-function follow(view, columns, rows, tell, pick) {
+// mark the tokens of a query and a key in the text
+function markText(query, key) {
+  for (const marked of document.querySelectorAll("#text .query, #text .key")) marked.classList.remove("query", "key");
+  for (const [name, range] of [["query", query], ["key", key]]) {
+    if (!range) continue;
+    for (let index = range[0]; index <= range[1]; index++) {
+      document.querySelector(`#text [data-token="${index}"]`)?.classList.add(name);
+    }
+  }
+}
+
+function follow(view, columns, rows, tell, pick, mark) {
   const cellOf = (event) => {
     const bounds = view.canvas.getBoundingClientRect();
     const column = Math.floor(((event.clientX - bounds.left) / bounds.width) * columns());
@@ -119,6 +182,7 @@ function follow(view, columns, rows, tell, pick) {
   view.canvas.addEventListener("pointermove", (event) => {
     const [row, column] = cellOf(event);
     placeTip(event, tell(row, column));
+    if (mark) markText(...mark(row, column));
     Object.assign(view.cross.style, {
       display: "block",
       left: `${(100 * column) / columns()}%`, width: `${100 / columns()}%`,
@@ -127,6 +191,7 @@ function follow(view, columns, rows, tell, pick) {
   });
   view.canvas.addEventListener("pointerleave", () => {
     tip.hidden = true;
+    markText();
     view.cross.style.display = "none";
   });
   if (pick) view.canvas.addEventListener("click", (event) => pick(...cellOf(event)));
@@ -134,18 +199,20 @@ function follow(view, columns, rows, tell, pick) {
 
 // --- maps: one layer at a time is unpacked -------------------------------------------------------------------------
 const maps = data.maps.map((entry) => {
-  const view = frame(entry, document.getElementById("maps"));
+  const byHead = entry.cells === "heads";
+  const name = (index) => (byHead ? `kv head ${index + 1}` : quoted(...data[entry.cells][index]));
+  const tick = (index) => (byHead ? `${index + 1}` : tickOf(data[entry.cells][index][0]));
+  const [above, across] = byHead ? ["to", "from"] : ["query", "key"];
+  const titles = byHead ? ["to kv head", "from kv head"] : ["query (token)", "key (token)"];
+  const view = frame(entry, document.getElementById("maps"), {
+    rows: [entry.side, tick, titles[0]], columns: [entry.side, tick, titles[1]],
+  });
   view.levels = new Uint8Array(entry.side * entry.side).fill(MISSING);
-  const name = (index) => {
-    if (entry.cells === "heads") return `kv head ${index + 1}`;
-    return quoted(...data[entry.cells][index]);
-  };
-  const [above, across] = entry.cells === "heads" ? ["to", "from"] : ["query", "key"];
   follow(view, () => entry.side, () => entry.side, (row, column) => [
     `${above} ${name(row)}`,
     `${across} ${name(column)}`,
     `${entry.title}: ${show(valueOf(entry.scales[view.layer ?? 0], view.levels[row * entry.side + column]))}`,
-  ]);
+  ], undefined, byHead ? undefined : (row, column) => [data[entry.cells][row], data[entry.cells][column]]);
   return view;
 });
 
@@ -160,18 +227,23 @@ async function drawMaps() {
       if (mine !== turn) return;
       view.all = unpacked;
       view.layer = layer;
-      label(view.ends, entry.scales[layer]);
     }
+    label(view.ends, sharedBox.checked ? entry.shared : entry.scales[layer]);
+    const table = sharedBox.checked ? sharedTable(entry, layer) : colours[entry.colours];
     const size = entry.side * entry.side, start = sliceOf(entry) * size;
     view.levels = view.all.subarray(start, start + size);
-    paint(view.canvas, view.levels, entry.side, entry.side, colours[entry.colours]);
+    paint(view.canvas, view.levels, entry.side, entry.side, table);
   }
+  document.body.dataset.scale = sharedBox.checked ? "shared" : "layer";
   document.body.dataset.drawn = `${layer + 1}/${headSlider.value}`;
 }
 
 // --- strips: all layers by all tokens ------------------------------------------------------------------------------
 const strips = data.strips.map((entry) => {
-  const view = frame(entry, document.getElementById("strips"));
+  const view = frame(entry, document.getElementById("strips"), {
+    rows: [data.layers, (index) => `${index + 1}`, "layer"],
+    columns: [entry.columns, (index) => tickOf(data.cells[index][0]), "token"],
+  });
   view.canvas.classList.add("strip");
   view.canvas.style.height = `${Math.min(Math.max(11, 0.55 * data.layers), 24)}rem`;
   const mark = document.createElement("div");
@@ -186,6 +258,7 @@ const strips = data.strips.map((entry) => {
       `${entry.title}: ${view.levels ? show(valueOf(entry.scale, view.levels[row * entry.columns + column])) : ""}`,
     ],
     (row) => { layerSlider.value = row + 1; update(); },
+    (row, column) => [undefined, data.cells[column]],
   );
   view.ready = unpack(entry.data).then((all) => { view.all = all; });
   return view;
@@ -206,7 +279,7 @@ async function drawStrips() {
   }
 }
 
-// --- lines: one number a layer -------------------------------------------------------------------------------------
+// --- lines: one number per layer -----------------------------------------------------------------------------------
 const SVG = "http://www.w3.org/2000/svg";
 function element(name, attributes, text) {
   const made = document.createElementNS(SVG, name);
@@ -282,6 +355,7 @@ layerSlider.value = Math.max(1, data.layers - 1);
 headSlider.max = data.heads > 1 ? data.heads : 0;
 layerSlider.addEventListener("input", update);
 headSlider.addEventListener("input", update);
+sharedBox.addEventListener("input", update);
 if (typeof DecompressionStream === "undefined") {
   document.getElementById("trouble").textContent = "This browser cannot unpack the data (it lacks DecompressionStream); use a newer one.";
 } else {

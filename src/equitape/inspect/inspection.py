@@ -1,4 +1,4 @@
-"""Look inside a model while it reads a text: everything the page and the pictures show, as plain arrays.
+"""What a model does inside while it reads a text, as plain arrays; report/inspection.py shows them.
 
 Shapes: L layers, H query heads, G key-value heads, N tokens shown, C cells (blocks of tokens), S sampled tokens.
 """
@@ -25,20 +25,20 @@ from .measures import (
 
 Array = NDArray[np.float32]
 DISTANCE_OPERATIONS = 4e10
-"""Roughly the operations spent on effective distances; more heads or layers mean fewer sampled tokens."""
+"""About how many operations to spend on effective distances; more heads or layers mean fewer sampled tokens."""
 MOST_SAMPLES, FEWEST_SAMPLES = 64, 12
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cells:
-    """Tokens in blocks of equal size, so that a long text fits on a screen."""
+    """Blocks of neighbouring tokens, so that a long text fits on a screen."""
 
     first: int
     """Index of the first token shown."""
     count: int
     """Tokens shown."""
     block: int
-    """Tokens in a cell; the last may have fewer."""
+    """Tokens per cell; the last cell may have fewer."""
 
     @property
     def bounds(self) -> list[tuple[int, int]]:
@@ -60,26 +60,26 @@ class Cells:
 
 @dataclass(frozen=True, kw_only=True)
 class Inspection:
-    """What was seen. Fields are None where the encoding has no such thing."""
+    """What was measured. A field is None if the encoding has nothing of its kind."""
 
     encoding: dict[str, Any]
     num_tokens: int
     """Tokens the model read."""
     labels: list[str]
-    """The token texts, all of them."""
+    """The text of every token."""
     cells: Cells
     attention: Array
-    """[L, H, C, C]: what a query of the row's cell gives to all keys of the column's, on average."""
+    """[L, H, C, C]: the attention of the row's queries to all keys of the column, mean over the queries."""
     attention_change: Array | None
-    """The same with the state updated minus with the state left as it starts (for TAPE: minus RoPE's)."""
+    """The same minus the attention with the state frozen at its start (for TAPE: RoPE's attention)."""
     products: Array | None
-    """[L, C, C], products of states in units of the mean square at the start; the first layer's are the start's."""
+    """[L, C, C], products of states in units of the mean square at the start; layer 1 shows the start."""
     norms: Array | None
     """[L, G, N]."""
     displacement: Array | None
     """[L, G, N], radians."""
     samples: list[int]
-    """Indices of the tokens that distances were worked out for."""
+    """Indices of the tokens between which distances were computed."""
     distances: Array | None
     """[L, G, S, S], effective distance from query (row) to key; NaN above the diagonal."""
     likeness: Array | None
@@ -87,7 +87,7 @@ class Inspection:
     mixing_strength: Array | None
     """[L, N], Frobenius norm of every token's mixing matrix; NaN in layers that do not mix."""
     mixing_own: Array | None
-    """[L, N], how much of it is the token's own: |T - mean| / (|T - mean| + |mean|), from 0 to 1."""
+    """[L, N], the part that is specific to the token: |T - mean| / (|T - mean| + |mean|), from 0 to 1."""
     mixing_mean: Array | None
     """[L, G, G], the mean matrix (of complex ones, its modulus)."""
 
@@ -113,26 +113,57 @@ class Inspection:
         place = np.array(self.samples, dtype=np.float32)
         return np.where(place[:, None] >= place, place[:, None] - place, np.nan).astype(np.float32)
 
+    def by_layer(self) -> dict[str, list[float | None]]:
+        """One number per layer for every measure of the update; None in layers without one."""
+        found: dict[str, NDArray[Any]] = {}
+        if self.attention_change is None:
+            return {}
+        found["attention moved by the update"] = np.abs(self.attention_change).sum(-1).mean((1, 2)) / 2
+        if self.norms is not None and self.displacement is not None:
+            found["norm of the phasors"] = self.norms.mean((1, 2))
+            found["phase displacement, radians"] = self.displacement.mean((1, 2))
+        if self.distances is not None and self.likeness is not None:
+            moved = np.abs(self.distances - self.true_distances())
+            found["effective minus true distance, tokens"] = np.nanmean(moved, (1, 2, 3))
+            found["likeness to rotary phasors"] = np.nanmean(self.likeness, (1, 2, 3))
+        if self.mixing_strength is not None:
+            found["strength of mixing"] = self.mixing_strength.mean(1)
+        return {
+            title: [None if np.isnan(value) else float(f"{value:.4g}") for value in values]
+            for title, values in found.items()
+        }
+
+    def strongest_mixers(self, count: int) -> list[list[tuple[int, float]]]:
+        """For every layer the tokens that mix most, as (index, strength), the strongest first."""
+        if self.mixing_strength is None:
+            return []
+        return [
+            [(self.cells.first + int(index), float(f"{row[index]:.3g}")) for index in np.argsort(-row)[:count]]
+            if not np.isnan(row).any()
+            else []
+            for row in self.mixing_strength
+        ]
+
     def notes(self) -> list[str]:
-        """What a reader must know of how the text was cut and thinned out."""
+        """How the text was cut and down-sampled, in sentences."""
         shown, cells = self.cells, len(self.cells.bounds)
-        told = []
+        notes = []
         if shown.count < self.num_tokens:
             last = shown.first + shown.count - 1
-            told.append(f"Shown are tokens {shown.first} to {last} of the {self.num_tokens} that the model read.")
+            notes.append(f"Shows tokens {shown.first} to {last} of the {self.num_tokens} that the model read.")
         if shown.block > 1:
-            told.append(
-                f"Down-sampled: {shown.count} tokens as {cells} x {cells} cells of {shown.block} tokens. An attention "
-                f"cell holds what a query of its row gives to all keys of its column, on average; a product is the "
-                f"mean over the cell, so finer patterns may cancel. Show fewer tokens to see them all."
+            notes.append(
+                f"Down-sampled: {shown.count} tokens as {cells} x {cells} cells of {shown.block} tokens. A cell of "
+                f"attention is the sum over its keys, averaged over its queries. A product is the mean over the cell, "
+                f"so finer patterns may cancel. Show fewer tokens (--show) to see each of them."
             )
         if self.distances is not None and len(self.samples) < shown.count:
-            told.append(f"Effective distances are of {len(self.samples)} evenly spaced tokens, not averaged.")
-        return told
+            notes.append(f"Effective distances are between {len(self.samples)} evenly spaced tokens, not averaged.")
+        return notes
 
 
 class Collector:
-    """Gathers the records of one run, thinned out layer by layer."""
+    """Gathers the records of one forward pass, down-sampled layer by layer."""
 
     def __init__(self, cells: Cells, num_tokens: int, samples: list[int], frequencies: Tensor | None):
         self.cells = cells
@@ -146,11 +177,11 @@ class Collector:
         self.found: dict[str, list[Array | None]] = {}
 
     def visit(self, index: int, record: LayerRecord) -> None:
-        """Take what one layer did."""
+        """Add the record of one layer."""
         if not bool(torch.isfinite(record.attention).all()):
             raise ValueError(
-                f"The attention of layer {index + 1} holds values that are not numbers: weights that are not, or sums "
-                f"too large for {str(record.attention.dtype).removeprefix('torch.')}; `equitape check` tells more."
+                f"The attention of layer {index + 1} holds NaN or infinity: either weights do, or sums overflow "
+                f"{str(record.attention.dtype).removeprefix('torch.')}. Run `equitape check` for details."
             )
         self.keep("attention", self.pool_attention(record.attention))
         if record.state is not None:
@@ -200,7 +231,7 @@ class Collector:
         self.found.setdefault(name, []).append(value.float().numpy().copy())
 
     def stacked(self, name: str) -> Array | None:
-        """All layers of one kind; NaN for layers that lack it, None when all do."""
+        """All layers of one kind; NaN for layers that lack it, None if all do."""
         parts = self.found.get(name, [])
         known = next((part for part in parts if part is not None), None)
         if known is None:
@@ -208,7 +239,7 @@ class Collector:
         return np.stack([np.full_like(known, np.nan) if part is None else part for part in parts])
 
 
-def look_inside(
+def inspect_model(
     model: Any,
     input_ids: Tensor,
     labels: Sequence[str] | None = None,
@@ -216,15 +247,15 @@ def look_inside(
     show: tuple[int, int] | None = None,
     max_cells: int = 128,
 ) -> Inspection:
-    """Run a text [1, N] through an Equitape model, with the state updated and with it left alone, and gather the views.
+    """Run a text [1, N] through an Equitape model, with the state updated and with it frozen, and measure both.
 
-    labels: the texts of the tokens, their numbers when left out. show: (first, end) of the tokens to look at; the model
-    reads all of them. max_cells: more tokens than this are pooled into cells.
+    labels: the texts of the tokens (default: their ids). show: (first, end) of the tokens to keep; the model reads all
+    of them. max_cells: more tokens than this are pooled into cells.
     """
     decoder = decoder_of(model)
     if input_ids.dim() != 2 or input_ids.shape[0] != 1 or input_ids.shape[1] < 2:
         raise ValueError(
-            f"input_ids has shape {list(input_ids.shape)}; it must be [1, N], one text of 2 tokens or more."
+            f"input_ids has shape {list(input_ids.shape)}; it must be [1, N], one text of at least 2 tokens."
         )
     num_tokens = input_ids.shape[1]
     named = list(labels) if labels is not None else [str(token) for token in input_ids[0].tolist()]
@@ -272,19 +303,19 @@ def look_inside(
 
 
 def choose_cells(num_tokens: int, show: tuple[int, int] | None, max_cells: int) -> Cells:
-    """Blocks of as few tokens as keep within max_cells."""
+    """The smallest blocks that give at most max_cells cells."""
     if max_cells < 2:
-        raise ValueError(f"max_cells is {max_cells}; it must be 2 or more.")
+        raise ValueError(f"max_cells is {max_cells}; it must be at least 2.")
     first, end = show if show is not None else (0, num_tokens)
     if not 0 <= first < end - 1 < num_tokens:
         raise ValueError(
-            f"Tokens {first} to {end} were asked for; the text has {num_tokens} tokens, and two or more must be shown."
+            f"Cannot show tokens {first} to {end}: the text has {num_tokens} tokens, and at least two must be shown."
         )
     return Cells(first=first, count=end - first, block=math.ceil((end - first) / max_cells))
 
 
 def choose_samples(cells: Cells, cost_of_pair: float) -> list[int]:
-    """Evenly spaced tokens, as many as the budget of DISTANCE_OPERATIONS allows for."""
+    """Evenly spaced tokens, as many as DISTANCE_OPERATIONS allow."""
     # S^2 / 2 pairs, a multiplication and an addition each
     affordable = int(math.sqrt(DISTANCE_OPERATIONS / cost_of_pair))
     count = min(cells.count, MOST_SAMPLES, max(FEWEST_SAMPLES, affordable))

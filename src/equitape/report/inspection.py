@@ -1,0 +1,337 @@
+"""One HTML page about an inspection: it opens from disk, holds all of its data and needs no server.
+
+Values are rounded to 8 bits on the scale of their layer, compressed and written in base64; the page says so, and
+hovering shows the rounded value. Maps that span orders of magnitude use a square-root scale, which keeps small values.
+"""
+
+import base64
+import json
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..inspect.certificate import Certificate
+from ..inspect.inspection import Array, Inspection
+from ..inspect.stability import SLIGHT, UNCHANGED, Stability
+from ..runs.files import write_text
+from .numbers import number
+from .pages import render
+from .style import DIVERGING, SEQUENTIAL
+from .tables import Cell, Table
+
+LEVELS = 254
+"""255 marks cells without a value."""
+MISSING = 255
+NUM_MIXERS = 10
+FAINTEST = 1e-3
+"""A layer's own scale of changes reaches at least this share of the largest change in any layer."""
+FOLLOWS = {
+    "head": "Follows the layer and head sliders.",
+    "group": "Follows the layer and head sliders; query heads that share a key-value head share the map.",
+    "layer": "Follows the layer slider; the head slider does not change it.",
+    "strip": "Shows all layers; the head slider does not change it.",
+    "strip-group": "Shows all layers; follows the head slider.",
+}
+"""What the sliders do to a map."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """From values to 0 .. 254: linear between low and high, or by square roots ("root" from 0, "signed" around 0)."""
+
+    kind: str
+    low: float
+    high: float
+
+    def encode(self, values: NDArray[Any]) -> NDArray[np.uint8]:
+        """Rounded levels; 255 for NaN."""
+        span = max(self.high - self.low, 1e-30)
+        if self.kind == "linear":
+            level = (values - self.low) / span
+        elif self.kind == "root":
+            level = np.sqrt(np.clip(values, 0, None) / max(self.high, 1e-30))
+        else:
+            level = 0.5 + 0.5 * np.sign(values) * np.sqrt(np.abs(values) / max(self.high, 1e-30))
+        rounded = np.nan_to_num(np.rint(level * LEVELS), nan=0).clip(0, LEVELS).astype(np.uint8)
+        return np.where(np.isnan(values), np.uint8(MISSING), rounded)
+
+
+def linear_scale(values: NDArray[Any]) -> Scale:
+    """Between the smallest and the largest value; 0 to 1 where there are none."""
+    known = values[~np.isnan(values)]
+    low, high = (float(known.min()), float(known.max())) if known.size else (0.0, 1.0)
+    return Scale(kind="linear", low=low, high=high if high > low else low + 1.0)
+
+
+def root_scale(values: NDArray[Any]) -> Scale:
+    """From 0 to the largest value."""
+    return Scale(kind="root", low=0.0, high=largest(values))
+
+
+def signed_scale(values: NDArray[Any]) -> Scale:
+    """As far below 0 as above."""
+    high = largest(np.abs(values))
+    return Scale(kind="signed", low=-high, high=high)
+
+
+def largest(values: NDArray[Any]) -> float:
+    """The largest value; 1 where there is none, or only zeros."""
+    known = values[~np.isnan(values)]
+    return (float(known.max()) if known.size else 0.0) or 1.0
+
+
+def pack(levels: NDArray[np.uint8]) -> str:
+    """Bytes as text, compressed."""
+    return base64.b64encode(zlib.compress(levels.tobytes(), 9)).decode("ascii")
+
+
+def map_entry(
+    name: str,
+    title: str,
+    caption: str,
+    values: NDArray[Any],
+    scale: Callable[[NDArray[Any]], Scale],
+    by: str,
+    cells: str = "cells",
+) -> dict[str, Any]:
+    """A map for every layer and head, packed on the layer's own scale. values [L, heads, rows, columns].
+
+    by: what chooses among the heads: "head", "group" (a key-value head) or "layer" (nothing; all heads share the map).
+    cells: what rows and columns stand for: "cells", "samples" or "heads". With several heads, their mean comes first.
+    """
+    if values.shape[1] > 1:
+        values = np.concatenate((values.mean(1, keepdims=True), values), axis=1)
+    shared = scale(values)
+    scales = [scale(layer) for layer in values]
+    if shared.kind == "signed":
+        # a layer of rounding errors stays white
+        least = FAINTEST * shared.high
+        scales = [replace(one, low=min(one.low, -least), high=max(one.high, least)) for one in scales]
+    return {
+        "name": name,
+        "title": title,
+        "caption": caption,
+        "follows": FOLLOWS[by],
+        "scales": [vars(one) for one in scales],
+        "shared": vars(shared),
+        "colours": DIVERGING if shared.kind == "signed" else SEQUENTIAL,
+        "by": by,
+        "cells": cells,
+        "slices": int(values.shape[1]),
+        "side": int(values.shape[2]),
+        "data": [pack(one.encode(layer)) for one, layer in zip(scales, values, strict=True)],
+    }
+
+
+def maps_of(inspection: Inspection) -> list[dict[str, Any]]:
+    """The maps that follow the sliders."""
+    maps = [
+        map_entry(
+            "attention",
+            "Attention",
+            "What each query (row) gives to each key (column). Square-root colours.",
+            inspection.past_only(inspection.attention),
+            root_scale,
+            "head",
+        )
+    ]
+    if inspection.attention_change is not None:
+        maps.append(
+            map_entry(
+                "attention-change",
+                "Attention minus attention with the frozen state",
+                "The frozen state is the one the model starts with (RoPE, for TAPE); all weights are the same.",
+                inspection.past_only(inspection.attention_change),
+                signed_scale,
+                "head",
+            )
+        )
+    if inspection.products is not None:
+        products = inspection.products[:, None]
+        maps.append(
+            map_entry(
+                "products",
+                "Products of states",
+                "Sum over heads and frequencies of Re(conj z_i z_j); 1 is a token with itself at the start.",
+                products,
+                linear_scale,
+                "layer",
+            )
+        )
+        if inspection.updates:
+            maps.append(
+                map_entry(
+                    "products-change",
+                    "Products minus those at the start",
+                    "What the layers before this one changed.",
+                    products - products[:1],
+                    signed_scale,
+                    "layer",
+                )
+            )
+    if inspection.distances is not None and inspection.updates:
+        maps.append(
+            map_entry(
+                "distance",
+                "Effective minus true distance",
+                "The distance at which plain rotary phasors are most like these, minus the true one, in tokens.",
+                inspection.distances - inspection.true_distances(),
+                signed_scale,
+                "group",
+                "samples",
+            )
+        )
+    if inspection.mixing_mean is not None:
+        maps.append(
+            map_entry(
+                "mixing-mean",
+                "Mean mixing matrix",
+                "T averaged over the text. Row: the head written to; column: the head read. Complex values: modulus.",
+                inspection.mixing_mean[:, None],
+                signed_scale,
+                "layer",
+                "heads",
+            )
+        )
+    return maps
+
+
+def strip_entry(name: str, title: str, caption: str, values: NDArray[Any], by: str) -> dict[str, Any]:
+    """Layers by cells. values [L, heads, C]."""
+    if values.shape[1] > 1:
+        values = np.concatenate((values.mean(1, keepdims=True), values), axis=1)
+    scale = linear_scale(values)
+    return {
+        "name": name,
+        "title": title,
+        "caption": caption,
+        "follows": FOLLOWS["strip" if by == "layer" else "strip-group"],
+        "scale": vars(scale),
+        "colours": SEQUENTIAL,
+        "by": by,
+        "slices": int(values.shape[1]),
+        "columns": int(values.shape[2]),
+        "data": pack(scale.encode(values)),
+    }
+
+
+def strips_of(inspection: Inspection) -> list[dict[str, Any]]:
+    """Maps of all layers (rows) by all cells (columns)."""
+    return [
+        strip_entry(
+            name, title, caption, inspection.pooled(values if values.ndim == 3 else values[:, None]),
+            "group" if values.ndim == 3 else "layer",
+        )
+        for name, (title, caption, values) in strip_values(inspection).items()
+    ]  # fmt: skip
+
+
+def strip_values(inspection: Inspection) -> dict[str, tuple[str, str, Array]]:
+    """(title, caption, values [L, G, N] or [L, N]) by name."""
+    if not inspection.updates:
+        return {}
+    found = {
+        "norms": ("Norm of the phasors", "Root mean square over frequencies; 1 at a rotary start.", inspection.norms),
+        "displacement": (
+            "Phase displacement",
+            "Mean over frequencies, in radians, compared with the start.",
+            inspection.displacement,
+        ),
+        "mixing-strength": (
+            "Strength of mixing",
+            "Frobenius norm of the token's matrix T.",
+            inspection.mixing_strength,
+        ),
+        "mixing-own": (
+            "Token-specific part of mixing",
+            "|T - mean| / (|T - mean| + |mean|): 0 if all tokens share one matrix, near 1 if none do.",
+            inspection.mixing_own,
+        ),
+    }
+    return {name: (title, text, values) for name, (title, text, values) in found.items() if values is not None}
+
+
+def lookup_table(name: str) -> str:
+    """256 colours as base64 of their bytes."""
+    import matplotlib
+
+    colours = (matplotlib.colormaps[name](np.linspace(0, 1, LEVELS + 1))[:, :3] * 255).round().astype(np.uint8)
+    return base64.b64encode(colours.tobytes()).decode("ascii")
+
+
+def page_data(inspection: Inspection) -> dict[str, Any]:
+    """Everything the page's script reads."""
+    return {
+        "labels": inspection.labels,
+        "cells": inspection.cells.bounds,
+        "samples": [(index, index) for index in inspection.samples],
+        "layers": inspection.num_layers,
+        "heads": int(inspection.attention.shape[1]),
+        "groups": int(inspection.norms.shape[1]) if inspection.norms is not None else 1,
+        "maps": maps_of(inspection),
+        "strips": strips_of(inspection),
+        "lines": [{"title": title, "values": values} for title, values in inspection.by_layer().items()],
+        "mixers": inspection.strongest_mixers(NUM_MIXERS),
+        "colours": {name: lookup_table(name) for name in (SEQUENTIAL, DIVERGING)},
+    }
+
+
+def write_page(
+    path: Path,
+    inspection: Inspection,
+    *,
+    title: str,
+    facts: Sequence[tuple[str, str]] = (),
+    stability: Stability | None = None,
+    certificate: Certificate | None = None,
+) -> None:
+    """Write the page. facts: pairs shown at its end, such as versions and the command."""
+    # in a script element only "</" and "<!--" could end the data early
+    data = json.dumps(page_data(inspection), separators=(",", ":")).replace("<", "\\u003c")
+    text = render(
+        "inspection.html.j2",
+        title=title,
+        inspection=inspection,
+        data=data,
+        script=Path(__file__).with_name("inspection.js").read_text(encoding="utf-8"),
+        facts=list(facts),
+        stability=stability,
+        stability_tables=[] if stability is None else stability_tables(stability),
+        certificate=certificate,
+        number=lambda value: number(value, digits=2),
+    )
+    write_text(path, text)
+
+
+def stability_tables(stability: Stability) -> list[Table]:
+    """Changes of attention and of states by layer, coloured by their size, with a verdict per row."""
+    layers = stability.shown_layers()
+    tables = []
+    for what, title in (("attention", "attention, x 0.01"), ("products", "products of states, %")):
+        rows = []
+        for change in stability.changes:
+            values = getattr(change, what)
+            if values is None:
+                continue
+            cells = [
+                Cell(text=number(100 * values[layer - 1], digits=2), kind=size_of(values[layer - 1]))
+                if layer <= len(values)
+                else Cell(text="")
+                for layer in layers
+            ]
+            verdict = [Cell(text=change.verdict, kind=size_of(max(change.attention)))] if what == "attention" else []
+            rows.append([Cell(text=change.model), Cell(text=change.disturbance, kind="words"), *verdict, *cells])
+        columns = [title, "disturbance", *(["verdict"] if what == "attention" else [])]
+        if rows:
+            tables.append(Table(title=title, columns=[*columns, *(f"layer {layer}" for layer in layers)], rows=rows))
+    return tables
+
+
+def size_of(change: float) -> str:
+    """The colour of a change: "size-0" for rounding errors to "size-3" for more than half."""
+    return f"size-{sum(change > limit for limit in (UNCHANGED, SLIGHT, 0.2))}"
