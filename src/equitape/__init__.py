@@ -1,16 +1,27 @@
-"""equitape: positional encodings that adapt to content, and everything they are compared with."""
+"""equitape: positional encodings that adapt to content, and everything they are compared with.
 
-from .adapt import adapt, load_adapter
-from .encodings import available_encodings, register_encoding
-from .model import (
-    EquitapeConfig,
-    EquitapeForCausalLM,
-    EquitapeForQuestionAnswering,
-    EquitapeForSequenceClassification,
-    EquitapeForTokenClassification,
-    EquitapeModel,
-)
+`import equitape` imports the model, which registers it with transformers' Auto classes. Only the `equitape` command,
+which must print its help without waiting for torch, leaves that to the parts it runs.
+"""
+
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
 from .version import __version__
+
+if TYPE_CHECKING:
+    from .adapt import adapt, load_adapter
+    from .encodings import available_encodings, register_encoding
+    from .model import (
+        EquitapeConfig,
+        EquitapeForCausalLM,
+        EquitapeForQuestionAnswering,
+        EquitapeForSequenceClassification,
+        EquitapeForTokenClassification,
+        EquitapeModel,
+    )
 
 __all__ = [
     "EquitapeConfig",
@@ -25,3 +36,37 @@ __all__ = [
     "load_adapter",
     "register_encoding",
 ]
+
+
+def _runs_as_command() -> bool:
+    """Whether this process was started as `equitape ...` or `python -m equitape ...`."""
+    started = sys.argv[0] if sys.argv else ""
+    if started == "-m":
+        module = sys.orig_argv.index("-m") + 1
+        return sys.orig_argv[module : module + 1] == ["equitape"]
+    return Path(started).name in ("equitape", "equitape.exe", "equitape-script.py")
+
+
+def _import_names() -> None:
+    """Import every public name, which also registers the model with transformers."""
+    places = dict.fromkeys(("adapt", "load_adapter"), "adapt") | dict.fromkeys(
+        ("available_encodings", "register_encoding"), "encodings"
+    )
+    found = {
+        name: getattr(import_module(f"{__name__}.{places.get(name, 'model')}"), name)
+        for name in __all__
+        if name != "__version__"
+    }
+    # all of them after the last import: the function `adapt` replaces the package of that name
+    globals().update(found)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    _import_names()
+    return globals()[name]
+
+
+if not _runs_as_command():
+    _import_names()

@@ -133,10 +133,10 @@ def check_value(value: Any, hint: Any, where: str) -> Any:
     shown = value.text if isinstance(value, Commas) else value
     allowed = describe_type(hint, finite=isinstance(value, float) and not math.isfinite(value))
     choices = [choice for kind in alternatives(hint) for choice in literals(kind)]
-    hint_of_choice = ""
-    if isinstance(value, str) and choices:
-        hint_of_choice = describe_choices(value, map(str, choices)).partition(" Allowed:")[0]
-    raise ValueError(f"{where} is {shown!r}; it must be {allowed}.{hint_of_choice}")
+    typed = value if isinstance(value, (list, tuple)) else [value]
+    wrong = [item for item in typed if isinstance(item, str) and item not in choices]
+    near = describe_choices(wrong[0], map(str, choices)).partition(" Allowed:")[0] if wrong and choices else ""
+    raise ValueError(f"{where} is {shown!r}; it must be {allowed}.{near}")
 
 
 @cache

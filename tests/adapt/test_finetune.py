@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 
 from cases import gap
 from equitape import load_adapter
+from equitape.adapt import METHODS, AdaptSettings
 from equitape.adapt.finetune import FinetuneSettings, finetune, only_trained_in_checkpoints
 from equitape.cli import app
 from equitape.data.tokenizers import byte_tokenizer
-from equitape.pretrained.methods import METHODS, AdaptSettings
 from equitape.pretrained.weights import load_source
 from families import make_source
 
@@ -263,8 +263,8 @@ def test_refusals_before_training(room, tmp_path):
         "No document of 'notes' has the 17 tokens that perplexity at 16 needs; the longest has 10", evaluation=lengths
     )
     attempt("There is no file or folder", evaluation={"data": {"x": str(tmp_path / "none")}})
-    attempt("length of 0; give whole numbers", evaluation={"lengths": [0]})
-    attempt("stride must be from 1 to the shortest length, 8", evaluation={"lengths": [8], "stride": 9})
+    attempt("each a whole number of 1 or more", evaluation={"lengths": [0]})
+    attempt("stride is 9, more than the shortest length, 8", evaluation={"lengths": [8], "stride": 9})
 
 
 @pytest.mark.parametrize(
@@ -341,14 +341,14 @@ def test_the_command_converts(room, tmp_path):
         (["--eval-windows", "3"], "--eval-windows is for training, which needs --data"),
         (["--resume"], "--resume is for training"),
         (["--data", "DATA"], "Training needs --out"),
-        (["--data", "DATA", "--out", "OUT"], "Say how long to train: --steps or --tokens"),
+        (["--data", "DATA", "--out", "OUT"], "Give the length of training, with --steps or --tokens"),
         (["--data", "DATA", "--out", "OUT", "--steps", "1", "--dtype", "float32"], "training has --precision"),
         (["--data", "DATA", "--out", "OUT", "--steps", "0"], "train.steps is 0; it must be a whole number from 1"),
         (["--data", "DATA", "--out", "OUT", "--steps", "1", "--adapter", "x"], "leave out --data"),
-        (["--eval-lengths", "1k"], "does not read as whole numbers"),
-        (["--eval-data", "books"], "does not read as NAME=VALUE"),
-        (["--eval-data", "a=b", "--eval-data", "a=c"], "names 'a' twice"),
-        (["--adapter", "x", "--method", "lora"], "--method was settled when the adapter was trained"),
+        (["--eval-lengths", "1k"], "--eval-lengths is for training"),
+        (["--eval-data", "books"], "write key=value, for example --eval-data name=path"),
+        (["--eval-data", "a=b", "--eval-data", "a=c"], "sets 'a' twice"),
+        (["--adapter", "x", "--method", "lora"], "--method was set when the adapter was trained"),
         (["--adapter", "x"], "There is no adapter in"),
         (["--tokenizer", "x", "--out", "OUT"], "There is no tokenizer in"),
     ],
@@ -366,7 +366,7 @@ def test_a_folder_that_holds_something_is_left_alone(room, tmp_path):
     for out in (tmp_path, tmp_path / "config.json"):
         result = call(room / "base", "--method", "tape", "--out", out)
         assert result.exit_code == 2
-        assert "is no empty folder; choose a new one" in " ".join(result.output.replace("│", " ").split())
+        assert "is not an empty folder; choose a new one" in " ".join(result.output.replace("│", " ").split())
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
     assert (tmp_path / "config.json").read_text() == "{}"
 

@@ -233,7 +233,7 @@ def test_a_disagreement_is_told_by_the_exit_code(monkeypatch):
         (["--batch", "0"], "batch"),
         (["--width", "50"], "multiple"),
         (["--encoding", "tape-paper", "--workload", "train"], "part"),
-        (["--length", "many"], "integer"),
+        (["--length", "many"], "'many'"),
     ],
 )
 def test_wrong_input_exits_with_2(arguments, told):

@@ -1,10 +1,16 @@
 """Pretrained checkpoints in, adapted models out: the same outputs until trained."""
 
-from ..pretrained.adaptation import Adaptation
-from ..pretrained.adapter import save_adapter
-from ..pretrained.adapting import adapt, load_adapter
-from ..pretrained.lora import merge_lora
-from ..pretrained.methods import METHODS, AdaptSettings, summarize_training
+from typing import TYPE_CHECKING
+
+from ..lazy import lazy_names
+
+if TYPE_CHECKING:
+    from ..pretrained.adaptation import Adaptation
+    from ..pretrained.adapter import save_adapter
+    from ..pretrained.adapting import adapt, load_adapter
+    from ..pretrained.lora import merge_lora
+    from ..pretrained.methods import summarize_training
+    from ..pretrained.settings import METHODS, AdaptSettings
 
 __all__ = [
     "METHODS",
@@ -16,3 +22,17 @@ __all__ = [
     "save_adapter",
     "summarize_training",
 ]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "METHODS": "equitape.pretrained.settings",
+        "AdaptSettings": "equitape.pretrained.settings",
+        "Adaptation": "equitape.pretrained.adaptation",
+        "adapt": "equitape.pretrained.adapting",
+        "load_adapter": "equitape.pretrained.adapting",
+        "merge_lora": "equitape.pretrained.lora",
+        "save_adapter": "equitape.pretrained.adapter",
+        "summarize_training": "equitape.pretrained.methods",
+    },
+)

@@ -2,43 +2,16 @@
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from ..data.tokens import TokenStore
-from ..settings import Settings
 from ..tasks.perplexity import perplexity
+from .settings import EvalSettings
 
 TRAINED_ON = "training data"
 """What is scored when no other text is named."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvalSettings(Settings):
-    """Which texts are scored, at which lengths, how thoroughly."""
-
-    data: dict[str, str] = field(default_factory=dict)
-    """Sources of text by the names that reports give them; the training data when there are none."""
-    lengths: tuple[int, ...] = ()
-    """Tokens in a window; the context trained for when there are none."""
-    stride: int | None = None
-    """Tokens between the starts of two windows; the length when left out."""
-    windows: int | None = 32
-    """Windows of each text and length, spread evenly; None takes all."""
-
-    def __post_init__(self) -> None:
-        wrong = [length for length in self.lengths if not isinstance(length, int) or length < 1]
-        if wrong:
-            raise ValueError(f"Perplexity cannot be had at a length of {wrong[0]!r}; give whole numbers of 1 or more.")
-        if self.windows is not None and self.windows < 1:
-            raise ValueError(f"windows is {self.windows}; it must be 1 or more, or left out to take all.")
-        if self.stride is not None and self.lengths and not 1 <= self.stride <= min(self.lengths):
-            raise ValueError(
-                f"The stride must be from 1 to the shortest length, {min(self.lengths)}, or tokens are left out; it is "
-                f"{self.stride}."
-            )
 
 
 def check_lengths(stores: dict[str, TokenStore], lengths: tuple[int, ...]) -> None:

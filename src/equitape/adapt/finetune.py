@@ -15,7 +15,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -32,45 +32,19 @@ from ..pretrained.adaptation import Adaptation, adaptation_of
 from ..pretrained.adapter import save_adapter
 from ..pretrained.adapting import AdaptedForCausalLM, build
 from ..pretrained.lora import lora_layers
-from ..pretrained.methods import AdaptSettings, summarize_training
+from ..pretrained.methods import summarize_training
+from ..pretrained.settings import AdaptSettings
 from ..pretrained.vocabulary import check_vocabulary, tokenizer_of
-from ..settings import Settings
 from ..training import checkpoints
 from ..training.environment import describe_environment
 from ..training.files import plain, write_json
 from ..training.fit import MODEL, FitResult, fit, uses_bf16
-from ..training.settings import TrainSettings
-from .evaluation import TRAINED_ON, EvalSettings, beside, check_lengths, score
+from .evaluation import TRAINED_ON, beside, check_lengths, score
+from .settings import FinetuneSettings
 
 RUN, BEFORE, RESULTS = "run.json", "before.json", "results.json"
 UNIMPORTANT = ("log_every", "save_every", "keep", "workers", "eval_every")
 """Settings of training that change no weight."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class FinetuneSettings(Settings):
-    """Data and course of a fine-tuning run."""
-
-    data: tuple[str, ...]
-    """Files, folders and archives to train on."""
-    train: TrainSettings
-    min_tokens: int = 1
-    """Shorter documents are left out."""
-    whole_rows: bool = False
-    """Train only on rows that are one piece of one document; else what is left of documents shares rows."""
-    tokenizer: str | None = None
-    """Folder of the tokenizer, where it does not lie beside the base."""
-    cache: str | None = None
-    """Folder of tokenized data; equitape's own in the home directory when left out."""
-    evaluation: EvalSettings = field(default_factory=EvalSettings)
-
-    def check(self, context: int) -> None:
-        """Refuse what does not fit the context."""
-        if context < self.min_tokens:
-            raise ValueError(
-                f"The context is {context} tokens and min_tokens {self.min_tokens}: no document would fit into a row. "
-                f"Use a longer context or a smaller minimum."
-            )
 
 
 def finetune(

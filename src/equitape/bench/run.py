@@ -8,7 +8,7 @@ from rich.console import Console
 from .agreement import DisagreementError, checked_run
 from .measure import count_operations, free_memory, is_out_of_memory, time_run
 from .rows import AGAIN, DISAGREES, FAILED, OUT_OF_MEMORY, Row, append_csv, environment
-from .shapes import DTYPES, BenchSettings
+from .shapes import BenchSettings
 from .workloads import MEASURES, Case, Variant
 
 
@@ -49,7 +49,7 @@ def list_cases(settings: BenchSettings) -> Iterator[tuple[Case, bool]]:
                             shape=settings.model_shape,
                             batch=batch,
                             length=length,
-                            dtype=DTYPES[settings.dtype_name],
+                            dtype=settings.torch_dtype,
                             device=settings.torch_device,
                             seed=settings.seed,
                             input_sets=settings.input_sets,

@@ -2,22 +2,23 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
-import torch
-
-from ..encodings import ENCODINGS
-from ..model import EquitapeConfig
 from ..registry import describe_choices
-from .rows import check_csv, check_plot
+from ..settings import Ge, Settings
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..model import EquitapeConfig
 
 PAPER = "tape-paper"
 """TAPE computed the way the paper lays it out, for parts of a layer only."""
 DEFAULT_ENCODINGS = ("rope", "nope", "alibi", "t5", "fire", "cope", "tape", PAPER)
-WORKLOADS = ("attention", "core", "train", "prefill", "decode")
+Workload = Literal["attention", "core", "train", "prefill", "decode"]
+WORKLOADS: tuple[Workload, ...] = get_args(Workload)
 PARTS = ("attention", "core")
 """Workloads that are a part of one layer."""
-DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 MIN_RUNS = 20
 
 
@@ -35,7 +36,7 @@ class Shape:
     vocab_size: int
     tied: bool = False
 
-    def config(self, kind: str, attention: str, max_positions: int, **changes: Any) -> EquitapeConfig:
+    def config(self, kind: str, attention: str, max_positions: int, **changes: Any) -> "EquitapeConfig":
         """The configuration of a model of these sizes with an encoding and an attention implementation."""
         sizes = {
             "vocab_size": self.vocab_size,
@@ -50,6 +51,8 @@ class Shape:
             "bos_token_id": None,
             "eos_token_id": None,
         }
+        from ..model import EquitapeConfig
+
         return EquitapeConfig(**{**sizes, **changes}, encoding=kind, attn_implementation=attention)
 
     def resized(self, layers: int | None, width: int | None) -> "Shape":
@@ -99,46 +102,59 @@ SHAPES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchSettings:
-    """What to measure and how. What is left out follows the device: the 155M shape on CUDA, a tiny one on CPU."""
+class BenchSettings(Settings):
+    """What to measure and how. Sizes follow the device by default: the 155m shape on CUDA, a tiny one on the CPU."""
 
-    shape: str | None = None
-    layers: int | None = None
-    """Another depth than the shape's."""
-    width: int | None = None
-    """Another hidden size than the shape's."""
-    workloads: tuple[str, ...] = WORKLOADS
+    shape: Literal["tiny", "155m", "smollm2-135m", "1.1b"] | None = None
+    """Model size. Default: 155m on CUDA, tiny on the CPU."""
+    layers: Annotated[int, Ge(1)] | None = None
+    """Number of layers. Default: the shape's."""
+    width: Annotated[int, Ge(1)] | None = None
+    """Hidden size. Default: the shape's."""
+    workloads: tuple[Workload, ...] = WORKLOADS
+    """What to time: an attention layer, its core without the projections, a training step, a prefill, a decoding step.
+    Default: all."""
     encodings: tuple[str, ...] | None = None
-    lengths: tuple[int, ...] | None = None
-    batches: tuple[int, ...] | None = None
-    cache_lengths: tuple[int, ...] | None = None
-    """Tokens that a decoding step attends to."""
-    dtype: str | None = None
+    """Encoding, or tape-paper: TAPE in the paper's layout, for attention and core. Default: eight of them."""
+    lengths: tuple[Annotated[int, Ge(2)], ...] | None = None
+    """Tokens per sequence. Default: 1024 on CUDA, 128 on the CPU."""
+    cache_lengths: tuple[Annotated[int, Ge(2)], ...] | None = None
+    """Tokens that a decoding step attends to. Default: as --length."""
+    batches: tuple[Annotated[int, Ge(1)], ...] | None = None
+    """Sequences per batch. Default: 16 on CUDA, 2 on the CPU."""
+    dtype: Literal["bfloat16", "float16", "float32"] | None = None
+    """Type of weights and activations. Default: bfloat16 on CUDA, float32 on the CPU."""
     compile: bool | None = None
-    """torch.compile, and CUDA graphs for decoding; on by default where there is CUDA."""
+    """Use torch.compile, and CUDA graphs to decode. Default: on CUDA only."""
     graphs: bool = False
-    """Training steps and prefills as CUDA graphs too."""
+    """Run training steps and prefills as CUDA graphs too, as torch.compile's mode reduce-overhead does: times without
+    waiting for the host. CUDA only."""
     runs: int | None = None
+    """Timed runs of each measurement. Default: 20; fewer only with --quick."""
     quick: bool = False
+    """Time a few runs only, to see whether it works."""
     once: bool = False
-    """Leave out RoPE's second turn."""
+    """Skip RoPE's second measurement at the end, which shows how steady the machine is."""
     csv: Path | None = None
+    """Append a line for each measurement to this file."""
     plot: Path | None = None
+    """Plot time against length into this picture."""
     device: str | None = None
+    """Where to run. Default: CUDA where there is any, else the CPU."""
     seed: int = 0
+    """Seed of weights and inputs."""
     input_sets: int = 4
     """Runs take turns with these, so that no run finds its inputs in a cache."""
 
     def __post_init__(self) -> None:
-        for name, given, allowed in (
-            ("shape", (self.shape_name,), SHAPES),
-            ("workload", self.workloads, WORKLOADS),
-            ("encoding", self.encodings or (), {*ENCODINGS, PAPER}),
-            ("dtype", (self.dtype_name,), DTYPES),
-        ):
-            for value in given:
-                if value not in allowed:
-                    raise ValueError(f"Unknown {name} {value!r}.{describe_choices(value, allowed)}")
+        import torch
+
+        from ..encodings import ENCODINGS
+        from .rows import check_csv, check_plot
+
+        for kind in self.encodings or ():
+            if kind != PAPER and kind not in ENCODINGS:
+                raise ValueError(f"Unknown encoding {kind!r}.{describe_choices(kind, {*ENCODINGS, PAPER})}")
         if not self.workloads:
             raise ValueError(f"Nothing to measure: choose workloads from {', '.join(WORKLOADS)}.")
         if self.encodings and PAPER in self.encodings and not set(PARTS) & set(self.workloads):
@@ -146,18 +162,9 @@ class BenchSettings:
         if self.graphs and not (self.compiled and self.on_cuda):
             raise ValueError("CUDA graphs are made of compiled code on CUDA; leave out --graphs, or what forbids that.")
         if self.num_runs < MIN_RUNS and not self.quick:
-            raise ValueError(f"{self.num_runs} runs are too few for a median; take {MIN_RUNS} or more, or say --quick.")
+            raise ValueError(f"{self.num_runs} runs are too few for a median; take {MIN_RUNS} or more, or add --quick.")
         if self.num_runs < 1 or self.input_sets < 3:
             raise ValueError("A measurement needs at least one run and three sets of inputs to take turns with.")
-        for name, numbers, least in (
-            ("length", self.all_lengths, 2),
-            ("cache length", self.all_cache_lengths, 2),
-            ("batch", self.all_batches, 1),
-            ("layers", () if self.layers is None else (self.layers,), 1),
-        ):
-            for number in numbers:
-                if number < least:
-                    raise ValueError(f"The {name} is {number}; it must be {least} or more.")
         if self.torch_device.type == "cuda" and not torch.cuda.is_available():
             raise ValueError("This machine has no CUDA device; leave the device out to measure on the CPU.")
         self.model_shape  # noqa: B018  refuses a width that does not fit
@@ -167,7 +174,9 @@ class BenchSettings:
             check_plot(self.plot)
 
     @property
-    def torch_device(self) -> torch.device:
+    def torch_device(self) -> "torch.device":
+        import torch
+
         return torch.device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
 
     @property
@@ -185,6 +194,12 @@ class BenchSettings:
     @property
     def dtype_name(self) -> str:
         return self.dtype or ("bfloat16" if self.on_cuda else "float32")
+
+    @property
+    def torch_dtype(self) -> "torch.dtype":
+        import torch
+
+        return getattr(torch, self.dtype_name)
 
     @property
     def compiled(self) -> bool:

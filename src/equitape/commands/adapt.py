@@ -1,245 +1,242 @@
 """equitape adapt."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 
-METHOD, TRAINING, SCORING = "Method", "Training", "Perplexity before and after"
+from ..adapt.settings import (
+    RATE_OF_ALL,
+    RATE_OF_FEW,
+    TRAIN_DEFAULTS,
+    EvalSettings,
+    FinetuneSettings,
+    train_defaults,
+)
+from ..pretrained.settings import AdaptSettings
+from ..settings import check_value
+from ..training.settings import TrainSettings
+from .options import OptionsOf, takes_settings
+
+if TYPE_CHECKING:
+    from ..model import EquitapeForCausalLM
+
+PLOT = "loss.png"
+Saved = Literal["adapter", "model"]
+TRAINING = OptionsOf(
+    cls=TrainSettings,
+    panel="Training",
+    only=(
+        "steps",
+        "tokens",
+        "batch_size",
+        "accumulation",
+        "learning_rate",
+        "schedule",
+        "warmup",
+        "weight_decay",
+        "precision",
+        "gradient_checkpointing",
+        "compile",
+        "save_every",
+        "eval_every",
+    ),
+    defaults={**TRAIN_DEFAULTS, "learning_rate": f"{RATE_OF_ALL:g} where all weights train, else {RATE_OF_FEW:g}"},
+)
+DATA = OptionsOf(
+    cls=FinetuneSettings, panel="Training", only=("data", "tokenizer", "min_tokens", "whole_rows", "cache")
+)
+METHOD = OptionsOf(cls=AdaptSettings, panel="Method", names={"lora_targets": "lora-target"})
+EVALUATION = OptionsOf(
+    cls=EvalSettings, panel="Perplexity before and after", prefix="eval", defaults={"windows": "32; 0 takes all"}
+)
 
 
+@takes_settings
 def adapt(
     base: Annotated[str, typer.Argument(help="A folder with safetensors, or a GGUF file.")],
-    method: Annotated[
-        str | None,
-        typer.Option(
-            help="tape (the default), lora, tape+lora, longlora, theta, theta+lora or full.", rich_help_panel=METHOD
-        ),
-    ] = None,
+    method: Annotated[dict[str, Any], METHOD],
+    finetune: Annotated[dict[str, Any], DATA],
+    train: Annotated[dict[str, Any], TRAINING],
+    evaluation: Annotated[dict[str, Any], EVALUATION],
     out: Annotated[Path | None, typer.Option(help="Folder to write to; nothing is written without it.")] = None,
     save: Annotated[
         str | None,
         typer.Option(
-            help="adapter (trained tensors only) or model (whole, LoRA merged). A model unless --data is given."
+            metavar="adapter|model",
+            help="What to write: the trained tensors, or the whole model with LoRA merged. "
+            "Default: the model, or the adapter where --data is given.",
         ),
     ] = None,
     adapter: Annotated[
-        Path | None, typer.Option(help="Put this trained adapter on the base, to be saved as a whole model.")
-    ] = None,
-    context: Annotated[
-        int | None,
-        typer.Option(help="Tokens the model is meant for; the base's when left out.", rich_help_panel=METHOD),
-    ] = None,
-    scaling: Annotated[
-        str | None,
-        typer.Option(
-            help="Fit the new context into the trained one: linear or yarn interpolation.", rich_help_panel=METHOD
-        ),
-    ] = None,
-    theta: Annotated[
-        float | None,
-        typer.Option(help="Rotary base; a hundred times the old one for the method theta.", rich_help_panel=METHOD),
-    ] = None,
-    train_embeddings: Annotated[
-        bool | None,
-        typer.Option(
-            "--train-embeddings/--no-train-embeddings", help="Train token embeddings too.", rich_help_panel=METHOD
-        ),
-    ] = None,
-    train_norms: Annotated[
-        bool | None, typer.Option("--train-norms/--no-train-norms", help="Train norms too.", rich_help_panel=METHOD)
-    ] = None,
-    lora_rank: Annotated[
-        int | None, typer.Option(help="Rank of LoRA's updates; 8 when left out.", rich_help_panel=METHOD)
-    ] = None,
-    lora_alpha: Annotated[
-        float | None, typer.Option(help="LoRA's scale, over its rank; 16 when left out.", rich_help_panel=METHOD)
-    ] = None,
-    lora_dropout: Annotated[
-        float | None, typer.Option(help="Dropout before LoRA's updates.", rich_help_panel=METHOD)
-    ] = None,
-    lora_target: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Layer that LoRA updates, repeatable: q_proj, k_proj, v_proj, o_proj, ...", rich_help_panel=METHOD
-        ),
-    ] = None,
-    group_size: Annotated[
-        int | None,
-        typer.Option(
-            help="Tokens in a group of longlora; a quarter of the context when left out.", rich_help_panel=METHOD
-        ),
-    ] = None,
-    tape: Annotated[
-        list[str] | None, typer.Option(help="Option of TAPE as key=value, repeatable.", rich_help_panel=METHOD)
+        Path | None, typer.Option(help="Put this trained adapter on the base, to save both as a whole model.")
     ] = None,
     dtype: Annotated[
-        str | None, typer.Option(help="Of a model saved whole: auto (the base's, the default), float32 or bfloat16.")
-    ] = None,
-    data: Annotated[
-        list[str] | None,
-        typer.Option(help="Text to train on: file, folder or archive; repeatable.", rich_help_panel=TRAINING),
-    ] = None,
-    tokenizer: Annotated[
-        str | None, typer.Option(help="Folder of the tokenizer; the base's when left out.", rich_help_panel=TRAINING)
-    ] = None,
-    min_tokens: Annotated[
-        int | None, typer.Option(help="Leave out documents shorter than this.", rich_help_panel=TRAINING)
-    ] = None,
-    whole_rows: Annotated[
-        bool,
-        typer.Option(
-            "--whole-rows", help="Train only on rows that are one piece of one document.", rich_help_panel=TRAINING
-        ),
-    ] = False,
-    steps: Annotated[int | None, typer.Option(help="Steps to train.", rich_help_panel=TRAINING)] = None,
-    tokens: Annotated[
-        int | None, typer.Option(help="Tokens to train on, instead of steps.", rich_help_panel=TRAINING)
-    ] = None,
-    batch_size: Annotated[
-        int | None,
-        typer.Option(help="Rows in a step, all processes together; 8 when left out.", rich_help_panel=TRAINING),
-    ] = None,
-    accumulation: Annotated[
-        int | None, typer.Option(help="Micro-batches a step is split into.", rich_help_panel=TRAINING)
-    ] = None,
-    learning_rate: Annotated[
-        float | None,
-        typer.Option(help="Highest learning rate; 2e-5 where all weights train, else 2e-4.", rich_help_panel=TRAINING),
-    ] = None,
-    schedule: Annotated[
         str | None,
-        typer.Option(help="After the warm-up: cosine (the default), linear or constant.", rich_help_panel=TRAINING),
+        typer.Option(metavar="auto|float32|bfloat16", help="Type of a model saved whole. Default: auto, the base's."),
     ] = None,
-    warmup: Annotated[
-        float | None,
-        typer.Option(
-            help="Share of the steps over which the rate grows; 0.05 when left out.", rich_help_panel=TRAINING
-        ),
-    ] = None,
-    weight_decay: Annotated[
-        float | None, typer.Option(help="AdamW's decay of matrices; none when left out.", rich_help_panel=TRAINING)
-    ] = None,
-    precision: Annotated[
-        str | None, typer.Option(help="auto (bf16 on a GPU, the default), bf16 or fp32.", rich_help_panel=TRAINING)
-    ] = None,
-    gradient_checkpointing: Annotated[
-        bool,
-        typer.Option(
-            "--gradient-checkpointing", help="Save memory: compute activations twice.", rich_help_panel=TRAINING
-        ),
-    ] = False,
-    compile: Annotated[
-        bool, typer.Option("--compile", help="Train with torch.compile.", rich_help_panel=TRAINING)
-    ] = False,
-    seed: Annotated[
-        int | None,
-        typer.Option(
-            help="Of new weights, of the order of data, of dropout; 0 when left out.", rich_help_panel=TRAINING
-        ),
-    ] = None,
-    save_every: Annotated[int | None, typer.Option(help="Steps between checkpoints.", rich_help_panel=TRAINING)] = None,
-    eval_every: Annotated[
-        int | None, typer.Option(help="Steps between evaluations while training.", rich_help_panel=SCORING)
-    ] = None,
-    eval_data: Annotated[
-        list[str] | None,
-        typer.Option(help="NAME=PATH of text to score before and after; repeatable.", rich_help_panel=SCORING),
-    ] = None,
-    eval_lengths: Annotated[
-        str | None,
-        typer.Option(help="Lengths to score at, as 1024,4096; the context when left out.", rich_help_panel=SCORING),
-    ] = None,
-    eval_windows: Annotated[
-        int | None,
-        typer.Option(help="Windows of each text and length, 32 when left out; 0 takes all.", rich_help_panel=SCORING),
-    ] = None,
-    eval_stride: Annotated[
-        int | None, typer.Option(help="Tokens between windows; their length when left out.", rich_help_panel=SCORING)
-    ] = None,
-    cache: Annotated[Path | None, typer.Option(help="Folder for tokenized data.", rich_help_panel=TRAINING)] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the run in the folder --out.", rich_help_panel=TRAINING)
+        bool, typer.Option("--resume", help="Continue the run in the folder --out.", rich_help_panel="Training")
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON for programs to read.")] = False,
 ) -> None:
-    """Bring a pretrained model, leave with TAPE, LoRA, LongLoRA or another rotary base: the same outputs until trained.
+    """Convert or fine-tune a pretrained model: TAPE, LoRA, LongLoRA or another rotary base.
 
-    Without --data the model is converted, and what would train is shown. With --data it is trained on packed documents,
-    scored before and after, and the adapter, the log, a plot of the loss and a model card are written to --out.
+    Without --data the model is converted, and the command shows what would train. Until it is trained, the converted
+    model has the outputs of the base. With --data it is trained on packed documents and scored before and after; the
+    adapter, the log, a plot of the loss and a model card are written to --out.
 
     On several devices: accelerate launch -m equitape adapt ...
     """
-    from ..adapt.command import AdaptCommand, read_lengths, read_pairs, run
+    from transformers.utils.logging import disable_progress_bar
 
-    try:
-        command = AdaptCommand(
-            base=base,
-            adapt={
-                "method": method,
-                "context": context,
-                "scaling": scaling,
-                "theta": theta,
-                "train_embeddings": train_embeddings,
-                "train_norms": train_norms,
-                "lora_rank": lora_rank,
-                "lora_alpha": lora_alpha,
-                "lora_dropout": lora_dropout,
-                "lora_targets": lora_target,
-                "group_size": group_size,
-                "tape": read_pairs(tape, "--tape", as_yaml=True),
-                "seed": seed,
-            },
-            finetune={
-                "data": data,
-                "tokenizer": tokenizer,
-                "min_tokens": min_tokens,
-                "whole_rows": whole_rows or None,
-                "cache": str(cache) if cache is not None else None,
-            },
-            train={
-                "steps": steps,
-                "tokens": tokens,
-                "batch_size": batch_size,
-                "accumulation": accumulation,
-                "learning_rate": learning_rate,
-                "schedule": schedule,
-                "warmup": warmup,
-                "weight_decay": weight_decay,
-                "precision": precision,
-                "gradient_checkpointing": gradient_checkpointing or None,
-                "compile": compile or None,
-                "save_every": save_every,
-                "eval_every": eval_every,
-            },
-            evaluation={
-                "data": read_pairs(eval_data, "--eval-data"),
-                "lengths": read_lengths(eval_lengths),
-                "windows": eval_windows,
-                "stride": eval_stride,
-            },
-            out=out,
-            save=save,
-            adapter=adapter,
-            dtype=dtype,
-            resume=resume,
-        )
-        report = run(command, Console(stderr=json))
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
-    except OSError as error:
-        # nothing the user typed is wrong: the disk is full, or a file cannot be written
-        typer.echo(f"Error: {error}", err=True)
-        raise typer.Exit(1) from None
+    console = Console(stderr=json)
+    if not console.is_terminal:
+        disable_progress_bar()
+    check_value(save, Saved | None, "--save")
+    if finetune.get("data"):
+        if out is None:
+            raise ValueError("Training needs --out, the folder for the adapter and the log.")
+        if adapter is not None:
+            raise ValueError("--adapter saves a trained adapter as a whole model; leave out --data.")
+        if dtype is not None:
+            raise ValueError("--dtype is for saving a whole model; training has --precision.")
+        settings = AdaptSettings.parse(method, "adapt")
+        course = course_of(settings, finetune, train, evaluation)
+        report = run_training(base, settings, course, out, resume=resume, save=save, console=console)
+    else:
+        extra = {name: value for name, value in finetune.items() if name != "tokenizer"}
+        refuse_options(DATA, extra, "is for training, which needs --data")
+        refuse_options(TRAINING, train, "is for training, which needs --data")
+        refuse_options(EVALUATION, evaluation, "is for training, which needs --data")
+        if resume:
+            raise ValueError("--resume is for training, which needs --data.")
+        if out is not None and out.exists() and (out.is_file() or any(out.iterdir())):
+            raise ValueError(f"{str(out)!r} is not an empty folder; choose a new one for --out.")
+        if adapter is not None:
+            refuse_options(METHOD, method, "was set when the adapter was trained; leave it out")
+        model = load(base, method, adapter, dtype or "auto")
+        report = show(model, console)
+        if out is not None:
+            write(model, base, out, tokenizer=finetune.get("tokenizer"), as_adapter=save == "adapter", console=console)
     if json:
         typer.echo(to_json(report))
     if report["status"] != "done":
         raise typer.Exit(1)
 
 
+def refuse_options(group: OptionsOf, given: dict[str, Any], reason: str) -> None:
+    """One sentence about the first option that has no effect here."""
+    for name in given:
+        raise ValueError(f"{group.option_name(name)} {reason}.")
+
+
+def load(base: str, method: dict[str, Any], adapter: Path | None, dtype: str) -> "EquitapeForCausalLM":
+    """The base, converted by a method or with an adapter."""
+    from ..pretrained.adapting import build, load_adapter
+
+    if adapter is not None:
+        return load_adapter(base, adapter, dtype=dtype)
+    return build(base, AdaptSettings.parse(method, "adapt"), dtype)
+
+
+def show(model: "EquitapeForCausalLM", console: Console) -> dict[str, Any]:
+    """Print what the model is and what of it trains; the same as plain data."""
+    from dataclasses import asdict
+
+    from ..adapt.show import show_model
+    from ..pretrained.adaptation import adaptation_of
+    from ..pretrained.methods import summarize_training
+
+    show_model(model, console)
+    adaptation, trained = adaptation_of(model), summarize_training(model)
+    return {
+        "status": "done",
+        "base": adaptation.base_name,
+        "adapt": adaptation.settings.to_dict(),
+        "trained": {**asdict(trained), "share": trained.share},
+        "encoding": model.config.encoding,
+        "context": model.config.context,
+    }
+
+
+def write(
+    model: "EquitapeForCausalLM", base: str, out: Path, *, tokenizer: str | None, as_adapter: bool, console: Console
+) -> None:
+    """Save the adapter, or the whole model with the base's tokenizer where there is one."""
+    from ..pretrained.adapter import save_adapter
+    from ..pretrained.vocabulary import tokenizer_of
+
+    if as_adapter:
+        save_adapter(model, out)
+        console.print(f"The adapter is in {out}.", highlight=False)
+        return
+    try:
+        found = tokenizer_of(base, tokenizer)
+    except ValueError:
+        if tokenizer is not None:
+            raise
+        found = None
+    save_whole(model, found, out)
+    note = "" if found is not None else " The base has no tokenizer to copy."
+    console.print(f"The model is in {out}.{note}", highlight=False)
+
+
+def save_whole(model: "EquitapeForCausalLM", tokenizer: Any, folder: Path) -> None:
+    """Model, card and tokenizer in one folder; without a tokenizer where that is None."""
+    from ..runs.files import files_in
+
+    model.save_pretrained(folder)
+    if tokenizer is not None:
+        tokenizer.model_max_length = model.config.max_position_embeddings
+        with files_in(folder) as aside:
+            tokenizer.save_pretrained(aside)
+
+
+def course_of(
+    settings: AdaptSettings, finetune: dict[str, Any], train: dict[str, Any], evaluation: dict[str, Any]
+) -> FinetuneSettings:
+    """The settings of a fine-tuning run, from the options that were given."""
+    if not {"steps", "tokens"} & set(train):
+        raise ValueError("Give the length of training, with --steps or --tokens.")
+    if evaluation.get("windows") == 0:
+        evaluation = {**evaluation, "windows": None}
+    parts = {
+        "train": TrainSettings.parse({**train_defaults(settings), **train}, "train"),
+        "evaluation": EvalSettings.parse(evaluation, "evaluation"),
+    }
+    return FinetuneSettings.parse({**finetune, **parts}, "adapt")
+
+
+def run_training(
+    base: str, settings: AdaptSettings, course: FinetuneSettings, out: Path, *, resume: bool, save: str | None,
+    console: Console,
+) -> dict[str, Any]:  # fmt: skip
+    """Train, print the scores, and write the whole model too where that was asked for."""
+    from accelerate import PartialState
+
+    from ..adapt.finetune import finetune
+    from ..adapt.show import show_results
+    from ..pretrained.adapting import load_adapter
+    from ..pretrained.vocabulary import tokenizer_of
+    from ..report.adaptation import write_loss
+    from ..training.log import LOG, read_log
+
+    report = finetune(base, settings, course, out, resume=resume, console=console)
+    if not PartialState().is_main_process:
+        return report
+    write_loss(read_log(out / LOG), out / PLOT, "tape" if settings.plan.tape else "rope")
+    show_results(report, console)
+    if report["status"] == "done":
+        console.print(f"Adapter, log, plot and figures are in {out}.", highlight=False)
+        if save == "model":
+            save_whole(load_adapter(base, out), tokenizer_of(base, course.tokenizer), out / "model")
+    return report
+
+
 def to_json(report: Any) -> str:
-    """For programs; the option of the same name hides the module in the command."""
+    """For programs. The option --json hides the module of that name inside the command."""
     import json
 
     return json.dumps(report, indent=1)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from .methods import AdaptSettings
+from .settings import AdaptSettings
 
 
 @dataclass(kw_only=True)

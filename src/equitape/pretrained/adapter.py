@@ -18,7 +18,7 @@ from ..model import EquitapeForCausalLM
 from ..runs.files import files_in
 from .adaptation import adaptation_of
 from .card import CARD, adapter_card, versions
-from .methods import METHODS
+from .settings import METHODS
 
 FORMAT = 1
 """Raised when older versions of this package could not read what is written."""

@@ -14,7 +14,8 @@ from .adapter import DESCRIPTION, describe_difference, insert, read_description,
 from .card import CARD, model_card
 from .families import translate_config
 from .lora import merged_state
-from .methods import AdaptSettings, change_config, set_training, trained_parameters
+from .methods import change_config, set_training, trained_parameters
+from .settings import AdaptSettings
 from .weights import Base, convert, fingerprint, load_source
 
 

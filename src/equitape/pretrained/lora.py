@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from .methods import AdaptSettings
+    from .settings import AdaptSettings
 
 ADAPTER = "default"
 """peft's name for the only adapter of a model."""

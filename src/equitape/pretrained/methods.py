@@ -1,136 +1,20 @@
 """The methods of adapting: what becomes of the positions, and what is trained."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
 from ..model import EquitapeConfig, EquitapeForCausalLM
-from ..registry import describe_choices
-from ..settings import Settings
 from .longlora import ShiftedSparseAttention
 from .lora import add_lora
+from .settings import AdaptSettings
 
-SCALINGS = ("linear", "yarn")
-LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 GROUPS_OF_LONGLORA = 4
 """Groups of shifted sparse attention in a context, as in its paper."""
 THETA_GROWTH = 100.0
 """By how much the method "theta" raises the rotary base: from 1e4 to 1e6, as TAPE's paper did for twice the context."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Method:
-    """What one method does."""
-
-    idea: str
-    tape: bool = False
-    """TAPE takes RoPE's place, and its update trains."""
-    lora: bool = False
-    """Low-rank updates of linear layers train."""
-    shifted: bool = False
-    """Shifted sparse attention while training."""
-    raises_theta: bool = False
-    everything: bool = False
-    """All weights train."""
-    embeddings_and_norms: bool = False
-    """Whether these train too unless told otherwise."""
-
-
-METHODS: dict[str, Method] = {
-    "tape": Method(idea="TAPE instead of RoPE; only its update trains", tape=True),
-    "lora": Method(idea="low-rank updates of the attention projections", lora=True),
-    "tape+lora": Method(idea="both", tape=True, lora=True),
-    "longlora": Method(
-        idea="LoRA, embeddings and norms, with shifted sparse attention while training",
-        lora=True,
-        shifted=True,
-        embeddings_and_norms=True,
-    ),
-    "theta": Method(idea="a larger rotary base; all weights train", raises_theta=True, everything=True),
-    "theta+lora": Method(idea="a larger rotary base, and low-rank updates", raises_theta=True, lora=True),
-    "full": Method(idea="all weights train", everything=True),
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class AdaptSettings(Settings):
-    """How a pretrained model is adapted."""
-
-    method: str = "tape"
-    context: int | None = None
-    """Tokens the adapted model is meant for; the source's when left out."""
-    scaling: str | None = None
-    """Interpolation of positions to the new context: "linear" or "yarn"; none when left out."""
-    theta: float | None = None
-    """The rotary base; the source's when left out, a hundred times that for the method "theta"."""
-    train_embeddings: bool | None = None
-    """Also train the token embeddings; when left out only longlora does."""
-    train_norms: bool | None = None
-    """Also train the norms; when left out only longlora does."""
-    lora_rank: int = 8
-    lora_alpha: float = 16.0
-    lora_dropout: float = 0.0
-    lora_targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj")
-    """Linear layers that LoRA updates."""
-    group_size: int | None = None
-    """Tokens in a group of shifted sparse attention; a quarter of the context when left out."""
-    tape: dict[str, Any] = field(default_factory=dict)
-    """Options of the encoding TAPE, for example {"mixer_size": 16}."""
-    seed: int = 0
-    """Of new weights."""
-
-    def __post_init__(self) -> None:
-        if self.method not in METHODS:
-            raise ValueError(f"There is no method {self.method!r}.{describe_choices(self.method, METHODS)}")
-        if self.scaling is not None and self.scaling not in SCALINGS:
-            raise ValueError(f"There is no scaling {self.scaling!r}.{describe_choices(self.scaling, SCALINGS)}")
-        for name in ("context", "lora_rank", "group_size"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be 1 or more.")
-        if not 0 <= self.lora_dropout < 1:
-            raise ValueError(f"lora_dropout is {self.lora_dropout}; it must be from 0 to below 1.")
-        if not self.lora_targets:
-            raise ValueError(f"lora_targets is empty; name some of {', '.join(LORA_TARGETS)}.")
-        for name in self.lora_targets:
-            if name not in LORA_TARGETS:
-                raise ValueError(f"LoRA cannot update {name!r}.{describe_choices(name, LORA_TARGETS)}")
-        self._refuse_unused()
-
-    def _refuse_unused(self) -> None:
-        """An option that the method would not read was meant for another method."""
-        method = METHODS[self.method]
-        defaults = {entry: type(self).__dataclass_fields__[entry].default for entry in LORA_OPTIONS}
-        unused = (
-            [] if method.lora else [entry for entry, default in defaults.items() if getattr(self, entry) != default]
-        )
-        if self.tape and not method.tape:
-            unused.append("tape")
-        if self.group_size is not None and not method.shifted:
-            unused.append("group_size")
-        if method.everything:
-            unused += [entry for entry in ("train_embeddings", "train_norms") if getattr(self, entry) is False]
-        if unused:
-            raise ValueError(f"The method {self.method!r} has no use for {', '.join(unused)}; leave it out.")
-
-    @property
-    def plan(self) -> Method:
-        """What the chosen method does."""
-        return METHODS[self.method]
-
-    def used(self) -> dict[str, Any]:
-        """What matters to the chosen method, for people."""
-        left_out = set() if self.plan.lora else set(LORA_OPTIONS)
-        return {key: value for key, value in self.to_dict().items() if key not in left_out and value != {}}
-
-    def trains(self, part: str) -> bool:
-        """Whether "embeddings" or "norms" train."""
-        asked = getattr(self, f"train_{part}")
-        return self.plan.embeddings_and_norms if asked is None else asked
-
-
-LORA_OPTIONS = ("lora_rank", "lora_alpha", "lora_dropout", "lora_targets")
 
 
 def change_config(source: EquitapeConfig, settings: AdaptSettings) -> EquitapeConfig:

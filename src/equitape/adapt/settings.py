@@ -1,0 +1,68 @@
+"""The settings of a fine-tuning run; imports nothing heavy."""
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from ..pretrained.settings import AdaptSettings
+from ..settings import Ge, Settings
+from ..training.settings import TrainSettings
+
+RATE_OF_ALL, RATE_OF_FEW = 2e-5, 2e-4
+"""Learning rates where all weights train, as in the paper's context extension, and where few do."""
+TRAIN_DEFAULTS: dict[str, Any] = {"batch_size": 8, "weight_decay": 0.0, "betas": (0.9, 0.95)}
+"""Where fine-tuning departs from the defaults of training from scratch; see `train_defaults` for the learning rate."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalSettings(Settings):
+    """Which texts are scored, at which lengths, how thoroughly."""
+
+    data: dict[str, str] = field(default_factory=dict)
+    """NAME=PATH of text to score before and after training. Default: the training data."""
+    lengths: tuple[Annotated[int, Ge(1)], ...] = ()
+    """Lengths to score at, in tokens, for example 1024,4096. Default: the context."""
+    stride: Annotated[int, Ge(1)] | None = None
+    """Tokens between the starts of two windows. Default: the length."""
+    windows: Annotated[int, Ge(1)] | None = 32
+    """Windows per text and length, spread evenly."""
+
+    def __post_init__(self) -> None:
+        if self.stride is not None and self.lengths and self.stride > min(self.lengths):
+            raise ValueError(
+                f"stride is {self.stride}, more than the shortest length, {min(self.lengths)}, so that tokens would be "
+                f"skipped; give {min(self.lengths)} or less."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuneSettings(Settings):
+    """Data and course of a fine-tuning run."""
+
+    data: tuple[str, ...]
+    """Text to train on: a file, folder or archive."""
+    train: TrainSettings
+    """Budget, optimizer and bookkeeping."""
+    min_tokens: int = 1
+    """Leave out documents shorter than this."""
+    whole_rows: bool = False
+    """Train only on rows that are one piece of one document. Otherwise the rests of documents share rows."""
+    tokenizer: str | None = None
+    """Folder of the tokenizer. Default: the base's."""
+    cache: str | None = None
+    """Folder for tokenized data. Default: equitape's cache in the home directory."""
+    evaluation: EvalSettings = field(default_factory=EvalSettings)
+    """What is scored before and after."""
+
+    def check(self, context: int) -> None:
+        """Refuse what does not fit the context."""
+        if context < self.min_tokens:
+            raise ValueError(
+                f"The context is {context} tokens and min_tokens {self.min_tokens}: no document would fit into a row. "
+                f"Use a longer context or a smaller minimum."
+            )
+
+
+def train_defaults(settings: AdaptSettings) -> dict[str, Any]:
+    """The defaults of training for a method, as `TrainSettings.parse` takes them."""
+    rate = RATE_OF_ALL if settings.plan.everything else RATE_OF_FEW
+    return {**TRAIN_DEFAULTS, "learning_rate": rate, "seed": settings.seed}

@@ -1,0 +1,175 @@
+"""Command-line options made from settings classes, so that type, default and help of an option stand once."""
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from functools import wraps
+from typing import Annotated, Any, get_args, get_origin
+
+import typer
+
+from ..settings import (
+    Settings,
+    alternatives,
+    default_of,
+    field_help,
+    is_required,
+    kinds,
+    literals,
+    show_default,
+    type_hints,
+)
+from ..values import parse_pairs, parse_value, split_pair
+
+MANY = 4
+"""Choices from this number on are listed in the help, not in the name of the value."""
+METAVARS = {int: "INTEGER", float: "NUMBER", str: "TEXT"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptionsOf:
+    """Marks a parameter of a command: it becomes one option per setting, and receives those that were given."""
+
+    cls: type[Settings]
+    panel: str | None = None
+    """Heading in the help."""
+    prefix: str = ""
+    """Before the names of the options: "eval" makes --eval-lengths of `lengths`."""
+    only: tuple[str, ...] = ()
+    """Settings that become options; all of them by default."""
+    names: dict[str, str] = field(default_factory=dict)
+    """Other names for options, for example {"lora_targets": "lora-target"}."""
+    defaults: dict[str, Any] = field(default_factory=dict)
+    """Defaults that differ from those of the class, for the help."""
+
+    def option_name(self, name: str) -> str:
+        """--name of a setting."""
+        chosen = self.names.get(name, name.replace("_", "-"))
+        return f"--{self.prefix}-{chosen}" if self.prefix else f"--{chosen}"
+
+    def parameters(self) -> Iterator[tuple[str, str, Any]]:
+        """(setting, parameter, annotation for typer) of every option."""
+        hints, words = type_hints(self.cls), field_help(self.cls)
+        chosen = {self.cls.aliases.get(name, name) for name in self.only}
+        for entry in fields(self.cls):
+            if not chosen or entry.name in chosen:
+                hint = hints[entry.name]
+                default = self.defaults.get(entry.name, None if is_required(entry) else default_of(entry))
+                text = describe(words.get(entry.name, ""), hint, default)
+                annotation = self._annotation(entry.name, hint, text, default)
+                yield entry.name, f"{self.prefix}_{entry.name}" if self.prefix else entry.name, annotation
+
+    def _annotation(self, name: str, hint: Any, text: str, default: Any) -> Any:
+        options = [self.option_name(old) for old in (name, *(k for k, new in self.cls.aliases.items() if new == name))]
+        listed = {tuple, dict} & set(kinds(hint))
+        if bool in kinds(hint) and not listed:
+            # a switch that is off by default needs no second name to turn it off
+            flag = options[0] if default is False else f"{options[0]}/--no-{options[0][2:]}"
+            return Annotated[bool | None, typer.Option(flag, *options[1:], help=text, rich_help_panel=self.panel)]
+        metavar = "KEY=VALUE" if dict in kinds(hint) else _metavar(hint)
+        option = typer.Option(*options, help=text, metavar=metavar, rich_help_panel=self.panel)
+        return Annotated[list[str] | None if listed else str | None, option]
+
+    def read(self, name: str, value: Any) -> Any:
+        """A setting from what was typed."""
+        hint, option = type_hints(self.cls)[name], self.option_name(name)
+        if isinstance(value, bool):
+            return value
+        if dict in kinds(hint):
+            return _read_dictionary(value, hint, option)
+        if tuple in kinds(hint):
+            return _read_list(value, hint, option)
+        return value if kinds(hint)[0] is str or literals(hint) else parse_value(value, option)
+
+
+def _metavar(hint: Any) -> str:
+    choices = choices_of(hint)
+    if choices:
+        return "|".join(choices) if len(choices) < MANY else "NAME"
+    kind = kinds(hint)[0]
+    if kind is tuple:
+        part = next(get_args(part) for part in alternatives(hint) if get_origin(part) is tuple)[0]
+        return METAVARS.get(kinds(part)[0], "TEXT")
+    return METAVARS.get(kind, "PATH" if getattr(kind, "__name__", "") == "Path" else "TEXT")
+
+
+def choices_of(hint: Any) -> list[str]:
+    """What a setting can be, where that is a choice."""
+    return [str(choice) for kind in alternatives(hint) for choice in literals(kind)]
+
+
+def _read_list(values: list[str], hint: Any, option: str) -> list[Any]:
+    part = next(get_args(kind) for kind in alternatives(hint) if get_origin(kind) is tuple)[0]
+    if str in kinds(part) or literals(part):
+        return list(values)
+    read = [parse_value(value, option) for value in values]
+    return [item for value in read for item in (value if isinstance(value, list) else [value])]
+
+
+def _read_dictionary(values: list[str], hint: Any, option: str) -> dict[str, Any]:
+    if get_args(hint)[1] is not str:
+        return parse_pairs(values, option, "key=value")
+    pairs = [split_pair(value, f"{option} name=path") for value in values]
+    twice = sorted({key for key, _ in pairs if [other for other, _ in pairs].count(key) > 1})
+    if twice:
+        raise ValueError(f"{option} sets {twice[0]!r} twice; give it once.")
+    return dict(pairs)
+
+
+def describe(words: str, hint: Any, default: Any) -> str:
+    """The help of an option: what it sets, whether it can be repeated, its default."""
+    if len(choices_of(hint)) >= MANY:
+        words = f"{words} One of {', '.join(choices_of(hint))}."
+    if {tuple, dict} & set(kinds(hint)):
+        words = f"{words} Repeatable."
+    shown = show_default(default)
+    if shown and "Default:" not in words and not isinstance(default, bool):
+        words = f"{words} Default: {shown}."
+    # square brackets would be read as markup
+    return words.replace("[", "\\[")
+
+
+def takes_settings(command: Callable[..., None]) -> Callable[..., None]:
+    """Decorator of commands: expand parameters marked by `OptionsOf`; a refused value ends in one sentence."""
+    groups: dict[str, OptionsOf] = {}
+    sources: dict[str, tuple[str, str]] = {}
+    parameters: list[inspect.Parameter] = []
+    for parameter in inspect.signature(command).parameters.values():
+        marks = [mark for mark in get_args(parameter.annotation)[1:] if isinstance(mark, OptionsOf)]
+        if not marks:
+            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+            continue
+        groups[parameter.name] = marks[0]
+        for name, option, annotation in marks[0].parameters():
+            sources[option] = parameter.name, name
+            keyword = inspect.Parameter.KEYWORD_ONLY
+            parameters.append(inspect.Parameter(option, keyword, default=None, annotation=annotation))
+
+    @wraps(command)
+    def run(**given: Any) -> None:
+        with one_sentence():
+            collected: dict[str, dict[str, Any]] = {group: {} for group in groups}
+            for option, (group, name) in sources.items():
+                value = given.pop(option)
+                if value is not None and value != []:
+                    collected[group][name] = groups[group].read(name, value)
+            command(**given, **collected)
+
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    del run.__dict__["__wrapped__"]
+    return run
+
+
+@contextmanager
+def one_sentence() -> Iterator[None]:
+    """Show a refused value as a usage error, and a failing disk or file as one line."""
+    try:
+        yield
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    except OSError as error:
+        # the arguments are right: the disk is full, or a file cannot be written
+        typer.echo(f"Error: {error}", err=True)
+        raise typer.Exit(1) from None

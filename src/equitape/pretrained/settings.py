@@ -1,0 +1,114 @@
+"""How a pretrained model can be adapted, and the settings of that; imports nothing heavy."""
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, get_args
+
+from ..settings import Ge, Gt, Lt, Settings
+
+Target = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+"""A linear layer that LoRA can update."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """What one method does."""
+
+    idea: str
+    tape: bool = False
+    """TAPE takes RoPE's place, and its update trains."""
+    lora: bool = False
+    """Low-rank updates of linear layers train."""
+    shifted: bool = False
+    """Shifted sparse attention while training."""
+    raises_theta: bool = False
+    everything: bool = False
+    """All weights train."""
+    embeddings_and_norms: bool = False
+    """Whether these train too by default."""
+
+
+METHODS: dict[str, Method] = {
+    "tape": Method(idea="TAPE instead of RoPE; only its update trains", tape=True),
+    "lora": Method(idea="low-rank updates of the attention projections", lora=True),
+    "tape+lora": Method(idea="both", tape=True, lora=True),
+    "longlora": Method(
+        idea="LoRA, embeddings and norms, with shifted sparse attention while training",
+        lora=True,
+        shifted=True,
+        embeddings_and_norms=True,
+    ),
+    "theta": Method(idea="a larger rotary base; all weights train", raises_theta=True, everything=True),
+    "theta+lora": Method(idea="a larger rotary base, and low-rank updates", raises_theta=True, lora=True),
+    "full": Method(idea="all weights train", everything=True),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptSettings(Settings):
+    """How a pretrained model is adapted."""
+
+    method: Literal["tape", "lora", "tape+lora", "longlora", "theta", "theta+lora", "full"] = "tape"
+    """What changes and what trains."""
+    context: Annotated[int, Ge(1)] | None = None
+    """Tokens the adapted model is meant for. Default: the base's."""
+    scaling: Literal["linear", "yarn"] | None = None
+    """Interpolate positions so that the new context fits into the trained one. Default: no interpolation."""
+    theta: Annotated[float, Gt(1)] | None = None
+    """Rotary base. Default: the base's; the methods theta and theta+lora use a hundred times that."""
+    train_embeddings: bool | None = None
+    """Train the token embeddings too. Default: only longlora does."""
+    train_norms: bool | None = None
+    """Train the norms too. Default: only longlora does."""
+    lora_rank: Annotated[int, Ge(1)] = 8
+    """Rank of LoRA's updates."""
+    lora_alpha: float = 16.0
+    """LoRA's scale; its updates are multiplied by alpha / rank."""
+    lora_dropout: Annotated[float, Ge(0), Lt(1)] = 0.0
+    """Dropout on the input of LoRA's updates."""
+    lora_targets: tuple[Target, ...] = ("q_proj", "k_proj", "v_proj", "o_proj")
+    """Linear layer that LoRA updates."""
+    group_size: Annotated[int, Ge(1)] | None = None
+    """Tokens per group of longlora's shifted sparse attention. Default: a quarter of the context."""
+    tape: dict[str, Any] = field(default_factory=dict)
+    """Option of the encoding TAPE, for example mixer_size=16."""
+    seed: Annotated[int, Ge(0), Lt(2**32)] = 0
+    """Seed of new weights, of the order of data and of dropout."""
+
+    def __post_init__(self) -> None:
+        if not self.lora_targets:
+            raise ValueError(f"lora_targets is empty; name some of {', '.join(get_args(Target))}.")
+        self._refuse_unused()
+
+    def _refuse_unused(self) -> None:
+        """Refuse options that the method does not read: they were meant for another one."""
+        method = METHODS[self.method]
+        defaults = {entry: type(self).__dataclass_fields__[entry].default for entry in LORA_OPTIONS}
+        unused = (
+            [] if method.lora else [entry for entry, default in defaults.items() if getattr(self, entry) != default]
+        )
+        if self.tape and not method.tape:
+            unused.append("tape")
+        if self.group_size is not None and not method.shifted:
+            unused.append("group_size")
+        if method.everything:
+            unused += [entry for entry in ("train_embeddings", "train_norms") if getattr(self, entry) is False]
+        if unused:
+            raise ValueError(f"The method {self.method!r} has no use for {', '.join(unused)}; leave it out.")
+
+    @property
+    def plan(self) -> Method:
+        """What the chosen method does."""
+        return METHODS[self.method]
+
+    def used(self) -> dict[str, Any]:
+        """What matters to the chosen method, for people."""
+        left_out = set() if self.plan.lora else set(LORA_OPTIONS)
+        return {key: value for key, value in self.to_dict().items() if key not in left_out and value != {}}
+
+    def trains(self, part: str) -> bool:
+        """Whether "embeddings" or "norms" train."""
+        asked = getattr(self, f"train_{part}")
+        return self.plan.embeddings_and_norms if asked is None else asked
+
+
+LORA_OPTIONS = ("lora_rank", "lora_alpha", "lora_dropout", "lora_targets")

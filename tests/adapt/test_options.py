@@ -1,0 +1,105 @@
+"""The options of `equitape adapt`, made from the settings."""
+
+from typing import get_args
+
+import pytest
+from typer.testing import CliRunner
+
+from equitape.adapt import METHODS, AdaptSettings
+from equitape.cli import app
+from equitape.commands.adapt import course_of
+from equitape.settings import type_hints
+
+runner = CliRunner()
+
+
+def test_every_method_can_be_chosen():
+    assert get_args(type_hints(AdaptSettings)["method"]) == tuple(METHODS)
+
+
+def test_options_keep_their_names(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    shown = runner.invoke(app, ["adapt", "--help"]).output
+    for option in [
+        "method",
+        "context",
+        "scaling",
+        "theta",
+        "train-embeddings",
+        "no-train-embeddings",
+        "train-norms",
+        "lora-rank",
+        "lora-alpha",
+        "lora-dropout",
+        "lora-target",
+        "group-size",
+        "tape",
+        "seed",
+        "data",
+        "tokenizer",
+        "min-tokens",
+        "whole-rows",
+        "cache",
+        "steps",
+        "tokens",
+        "batch-size",
+        "accumulation",
+        "learning-rate",
+        "schedule",
+        "warmup",
+        "weight-decay",
+        "precision",
+        "gradient-checkpointing",
+        "compile",
+        "save-every",
+        "eval-every",
+        "eval-data",
+        "eval-lengths",
+        "eval-windows",
+        "eval-stride",
+        "out",
+        "save",
+        "adapter",
+        "dtype",
+        "resume",
+        "json",
+    ]:
+        assert f"--{option} " in shown, option
+    assert "Default: 8." in shown
+
+
+@pytest.mark.parametrize(
+    ("options", "given"),
+    [
+        (["--theta", "1e6"], {"theta": 1e6}),
+        (["--tape", "theta=1e6", "--tape", "layers=0,1"], {"tape": {"theta": 1e6, "layers": [0, 1]}}),
+        (["--lora-target", "q_proj", "--lora-target", "k_proj"], {"lora_targets": ["q_proj", "k_proj"]}),
+        (["--no-train-norms"], {"train_norms": False}),
+        ([], {}),
+    ],
+)
+def test_what_is_given_reaches_the_settings(options, given, monkeypatch):
+    seen = {}
+
+    def build(base, method, adapter, dtype):
+        seen.update(method)
+        raise ValueError("stop here")
+
+    monkeypatch.setattr("equitape.commands.adapt.load", build)
+    assert runner.invoke(app, ["adapt", "base", *options]).exit_code == 2
+    assert seen == given
+
+
+@pytest.mark.parametrize("option", ["--theta", "--lora-alpha"])
+@pytest.mark.parametrize("value", [".nan", ".inf"])
+def test_numbers_are_finite(option, value):
+    result = runner.invoke(app, ["adapt", "base", "--method", "lora", option, value])
+    assert result.exit_code == 2
+    assert "must be a finite number" in " ".join(result.output.replace("│", " ").split())
+
+
+def test_the_run_gets_the_defaults_of_fine_tuning():
+    settings = AdaptSettings(method="tape", seed=3)
+    course = course_of(settings, {"data": ["x"]}, {"steps": 2}, {"windows": 0})
+    assert (course.train.batch_size, course.train.learning_rate, course.train.seed) == (8, 2e-4, 3)
+    assert course.evaluation.windows is None
