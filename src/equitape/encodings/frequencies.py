@@ -48,6 +48,10 @@ class Scaling(Options):
             raise ValueError("Rotary scaling 'llama3' needs high_freq_factor above low_freq_factor.")
 
 
+UNSCALED = Scaling()
+"""Made once, outside the forward pass: torch.compile cannot trace the checks that run when settings are made."""
+
+
 def check_rotary(owner: str, theta: float, scaling: Scaling, head_dim: int) -> None:
     """Refuse a base or a head size that has no frequencies."""
     if theta <= 1.0:

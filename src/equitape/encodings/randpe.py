@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .base import LayerEncoding, PositionalEncoding, register_encoding
-from .frequencies import Scaling, check_rotary, inverse_frequencies
+from .frequencies import UNSCALED, check_rotary, inverse_frequencies
 from .options import Geometry, Options
 from .phasors import multiply, phasors
 from .positions import Positions
@@ -23,7 +23,7 @@ class RandPEOptions(Options):
     """Draw at evaluation too; outputs are then random and a cache is refused."""
 
     def check(self, geometry: Geometry) -> None:
-        check_rotary("randpe", self.theta, Scaling(), geometry.head_dim)
+        check_rotary("randpe", self.theta, UNSCALED, geometry.head_dim)
         if self.range is not None and self.range < 1:
             raise ValueError(f"Encoding 'randpe' needs a range of 1 or more; it is {self.range}.")
 
@@ -81,7 +81,7 @@ class RandPE(PositionalEncoding):
         return positions._replace(ids=draw.sort(-1).values)
 
     def initial_state(self, positions: Positions, dtype: torch.dtype) -> Tensor:
-        frequencies = inverse_frequencies(self.geometry.head_dim, self.options.theta, Scaling(), positions.ids.device)
+        frequencies = inverse_frequencies(self.geometry.head_dim, self.options.theta, UNSCALED, positions.ids.device)
         return phasors(positions.ids, frequencies, dtype)
 
     def layer(self, index: int) -> LayerEncoding:

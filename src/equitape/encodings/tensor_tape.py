@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ..registry import describe_choices
 from .base import LayerEncoding, PositionalEncoding, register_encoding
-from .frequencies import Scaling, check_rotary, inverse_frequencies, position_dtype
+from .frequencies import UNSCALED, check_rotary, inverse_frequencies, position_dtype
 from .options import Geometry, Options
 from .positions import Positions
 
@@ -48,7 +48,7 @@ class TensorTapeOptions(Options):
     init_scale: float = 0.0
 
     def check(self, geometry: Geometry) -> None:
-        check_rotary("tensor_tape", self.theta, Scaling(), geometry.head_dim)
+        check_rotary("tensor_tape", self.theta, UNSCALED, geometry.head_dim)
         if self.mixer_size is not None and self.mixer_size < 1:
             raise ValueError(f"Encoding 'tensor_tape' needs mixer_size of 1 or more; it is {self.mixer_size}.")
         if self.init not in INITS:
@@ -178,7 +178,7 @@ class TensorTape(PositionalEncoding):
         device = positions.ids.device
         exact = position_dtype(device)
         if self.options.init == "rope":
-            frequencies = inverse_frequencies(self.geometry.head_dim, self.options.theta, Scaling(), device)
+            frequencies = inverse_frequencies(self.geometry.head_dim, self.options.theta, UNSCALED, device)
             angles = positions.ids[..., None].to(exact) * frequencies
             cos, sin = angles.cos(), angles.sin()
             tensors = torch.stack((torch.stack((cos, sin), -1), torch.stack((-sin, cos), -1)), -2)

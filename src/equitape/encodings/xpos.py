@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from .base import LayerEncoding, PositionalEncoding, register_encoding
-from .frequencies import Scaling, check_rotary, inverse_frequencies, position_dtype
+from .frequencies import UNSCALED, check_rotary, inverse_frequencies, position_dtype
 from .options import Geometry, Options
 from .phasors import multiply, phasors
 from .positions import Positions
@@ -26,7 +26,7 @@ class XPosOptions(Options):
     gamma: float = 0.4
 
     def check(self, geometry: Geometry) -> None:
-        check_rotary("xpos", self.theta, Scaling(), geometry.head_dim)
+        check_rotary("xpos", self.theta, UNSCALED, geometry.head_dim)
         if self.scale_base <= 0 or self.gamma <= 0:
             raise ValueError("Encoding 'xpos' needs scale_base and gamma above 0.")
         steepest = -math.log2(self.gamma / (1 + self.gamma))
@@ -68,7 +68,7 @@ class XPos(PositionalEncoding):
         assert positions.origin is not None
         options, dim = self.options, self.geometry.head_dim
         device = positions.ids.device
-        frequencies = inverse_frequencies(dim, options.theta, Scaling(), device)
+        frequencies = inverse_frequencies(dim, options.theta, UNSCALED, device)
         exact = position_dtype(device)
         zeta = (torch.arange(0, dim, 2, device=device, dtype=exact) / dim + options.gamma) / (1 + options.gamma)
         distance = (positions.ids - positions.origin - self.geometry.max_positions // 2)[..., None].to(exact)
