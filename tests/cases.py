@@ -9,11 +9,14 @@ YARN = {"kind": "yarn", "factor": 4.0, "original_max_positions": 16}
 # every registered kind appears under its own name; variants follow with a suffix
 CASES = {
     "nope": {},
+    "nope-gate": {"decay": "gate"},
     "learned": {},
     "sinusoidal": {},
     "rope": {},
     "rope-yarn": {"scaling": YARN},
     "rope-dynamic": {"scaling": {"kind": "dynamic", "factor": 2.0, "original_max_positions": 8}},
+    "rope-learned": {"decay": "learned", "decay_heads": 0.5},
+    "rope-clock": {"clock": True, "decay": "gate"},
     "xpos": {},
     "randpe": {},
     "randpe-sampled": {"sample_in_eval": True},
@@ -31,6 +34,8 @@ CASES = {
         "scaling": YARN,
     },
     "tape-fourier": {"init": "fourier"},
+    "tape-move": {"move": True, "normalize": True, "complex_mixing": True, "decay": "learned"},
+    "tape-clock": {"move": True, "attention_update": False, "clock": True, "decay": "gate"},
     "tensor_tape": {},
     "tensor_tape-l1r4": {"channels": 1, "components": 4, "init": "fourier"},
     "tensor_tape-l4r1": {"channels": 4, "components": 1, "init": "fourier"},

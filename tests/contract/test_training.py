@@ -82,7 +82,9 @@ def expand_heads(model):
         if "k_proj" in name or "v_proj" in name:
             heads = weight.unflatten(0, (config.num_key_value_heads, -1))
             weights[name] = heads.repeat_interleave(ratio, dim=0).flatten(0, 1)
-        elif name.endswith(("encoding.carry", "encoding.mix_out")):
+        elif name.endswith(("move_gain", "encoding.clock")) or (options.get("decay") == "gate" and ".decay." in name):
+            weights[name] = weight.repeat_interleave(ratio, dim=0)
+        elif name.endswith(("encoding.carry", "encoding.mix_out", "move_heads")):
             weights[name] = weight.repeat_interleave(ratio, dim=-2)
         elif name.endswith("encoding.mix_in"):
             # each field now stands `ratio` times in the sum

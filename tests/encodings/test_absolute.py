@@ -74,13 +74,13 @@ def test_randpe_draws_sorted_ids_without_repetition():
     encoding = make("randpe", range=20)
     encoding.train()
     given = Positions(ids=torch.arange(15)[None])
-    drawn = encoding.map_ids(given, 4).ids
+    drawn = encoding.map_ids(given, torch.zeros(4, 15, 32), None).ids
     assert (drawn.diff(dim=-1) > 0).all()
     assert drawn.min() >= 0
     assert drawn.max() < 20
     assert len({tuple(row) for row in drawn.tolist()}) > 1
     encoding.eval()
-    assert encoding.map_ids(given, 4) is given
+    assert encoding.map_ids(given, torch.zeros(4, 15, 32), None) is given
 
 
 def test_randpe_equals_rope_on_the_ids_it_drew():

@@ -1,18 +1,15 @@
-"""ALiBi, T5, FIRE and CoPE against their formulas written out in loops, or against transformers."""
+"""T5, FIRE and CoPE against their formulas written out in loops, or against transformers."""
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from cases import build, draw_tokens, gap, tiny_config
 from equitape import EquitapeForCausalLM
 from equitape.encodings import Geometry, Positions
-from equitape.encodings.alibi import slopes
 from equitape.encodings.base import ENCODINGS
 from equitape.encodings.t5 import bucket
 
@@ -33,36 +30,6 @@ def bias_of(kind, options, query=None, key=None, ids=None, visible=None, scale=1
     state = encoding.initial_state(positions, torch.float64)
     query = torch.zeros(1, 4, N, 8, dtype=torch.float64) if query is None else query
     return layer.bias(query, key, state, positions, ids, visible, scale), layer, state
-
-
-@pytest.mark.parametrize("num_heads", [1, 4, 8, 12, 20])
-def test_alibi_slopes_as_bloom(num_heads):
-    theirs = build_alibi_tensor(torch.ones(1, 2), num_heads, torch.float32)[:, 0, 1]
-    torch.testing.assert_close(slopes(num_heads, torch.device("cpu")), theirs)
-
-
-def test_alibi_is_linear_in_distance():
-    bias, _, _ = bias_of("alibi", {}, ids=torch.tensor([[0, 1, 5, 6, 7, 8, 20]]))
-    assert bias[0, 1, 6, 2].item() == pytest.approx(-(2**-4) * 15)
-    assert bias[0, 3, 2, 1].item() == pytest.approx(-(2**-8) * 4)
-
-
-def test_alibi_keeps_its_digits_in_half_precision():
-    """A slope of 2^-0.5 rounded to bfloat16 would be off by 0.2 at a distance of 3000."""
-    cls = ENCODINGS["alibi"]
-    encoding = cls(cls.options_class(), replace(SIZES, num_heads=12))
-    ids = torch.tensor([[0, 3000]])
-    positions = Positions(ids=ids)
-    state = encoding.initial_state(positions, torch.bfloat16)
-    layer = encoding.layer(0)
-    bias = layer.bias(torch.zeros(1, 12, 2, 8).bfloat16(), None, state, positions, ids, None, 1.0)
-    score_mod = layer.score_mod(state, positions, ids)
-    exponents = [h + 1 for h in range(8)] + [h + 0.5 for h in range(4)]
-    for head, exponent in enumerate(exponents):
-        expected = pytest.approx(-3000 * 2**-exponent, rel=1e-6)
-        assert bias[0, head, 1, 0].item() == expected
-        indices = (torch.tensor(index) for index in (0, head, 1, 0))
-        assert score_mod(torch.zeros(()), *indices).item() == expected
 
 
 def test_t5_buckets_as_transformers():
@@ -199,7 +166,7 @@ def test_gradients_agree_between_eager_and_sdpa(case):
         assert gap(grad, found["sdpa"][name]) < 1e-12, name
 
 
-@pytest.mark.parametrize("case", ["alibi", "t5"])
+@pytest.mark.parametrize("case", ["t5"])
 def test_score_mod_is_the_twin_of_bias(case):
     model = build(case)
     tokens = draw_tokens(2, 10)

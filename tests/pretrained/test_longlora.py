@@ -168,7 +168,7 @@ def test_compiled_for_any_length():
 
 def test_refusals():
     with pytest.raises(ValueError, match="biases scores; use 'rope' or 'tape'"):
-        shifted("alibi", 4)
+        shifted("t5", 4)
     with pytest.raises(ValueError, match="half of the heads shift by half a group"):
         ShiftedSparseAttention(1).check(tiny_config("rope"))
     model = shifted("rope", 4).train()

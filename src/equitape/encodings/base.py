@@ -90,6 +90,16 @@ class LayerEncoding(HookedModule):
         """Bring positions into query [B, H, N, D] and key [B, G, N, D]; the key is cached as returned."""
         return query, key
 
+    def score_columns(
+        self, hidden: Tensor, positions: Positions, previous: Tensor | None, dtype: torch.dtype, scale: float
+    ) -> tuple[Tensor, Tensor] | None:
+        """Columns [B, H, N, E] for the query and [B, G, N, E] for the key, whose products join the scores; or None.
+
+        hidden: [B, N, C], what queries and keys are read from; previous: [B, G, E], these columns of the last cached
+        key, for encodings with `keeps_sums`; dtype: that of queries and keys; scale: the softmax scale.
+        """
+        return None
+
     def extra_values(self, state: Tensor | None) -> Tensor | None:
         """Columns [B, G, N, E] that ride along with the value through attention; None for none."""
         return None
@@ -135,6 +145,8 @@ class PositionalEncoding(HookedModule):
     needs_even_head_dim: ClassVar[bool] = False
     needs_extent: bool = False
     """Whether `initial_state` reads `positions.origin` or `positions.span`."""
+    keeps_sums: bool = False
+    """Whether running sums in the columns of cached keys are what a cached sequence goes on from."""
     has_field: ClassVar[bool] = False
     """Whether the state is a field of phasors [B, G, N, D] that a user may look at."""
 
@@ -175,8 +187,17 @@ class PositionalEncoding(HookedModule):
         """How many columns each block adds to the cached value."""
         return [0] * self.geometry.num_layers
 
-    def map_ids(self, positions: Positions, batch_size: int) -> Positions:
-        """Replace ids before anything reads them (once per forward, outside checkpointed code)."""
+    @property
+    def key_columns(self) -> list[int]:
+        """How many columns each block adds to queries and keys."""
+        return [0] * self.geometry.num_layers
+
+    def map_ids(self, positions: Positions, embeddings: Tensor, previous: Tensor | None) -> Positions:
+        """Replace ids before anything reads them (once per forward, outside checkpointed code).
+
+        embeddings: [B, N, C], of the tokens alone; previous: [B, G, E], the columns of the last cached key of the first
+        block, for encodings with `keeps_sums`.
+        """
         return positions
 
     def embed(self, x: Tensor, positions: Positions) -> Tensor:

@@ -1,10 +1,30 @@
 """NoPE: no positional encoding; order reaches the model through the causal mask (docs/reference/encodings/nope.md)."""
 
-from .base import PositionalEncoding, register_encoding
+from dataclasses import dataclass
+
+from .base import LayerEncoding, register_encoding
+from .columns import ColumnsEncoding, ColumnsLayer
+from .decay import DecayOptions
+from .options import Geometry
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoPEOptions(DecayOptions):
+    """Options of NoPE: with a decay it is ALiBi, learned ALiBi or the Forgetting Transformer."""
+
+    def check(self, geometry: Geometry) -> None:
+        self.check_decay("nope", geometry)
 
 
 @register_encoding("nope")
-class NoPE(PositionalEncoding):
-    """Every hook left as it is."""
+class NoPE(ColumnsEncoding):
+    """Every hook left as it is, but for a decay if one is chosen."""
 
     idea = "nothing; order comes from the causal mask"
+    options_class = NoPEOptions
+
+    def __init__(self, options: NoPEOptions, geometry: Geometry):
+        super().__init__(options, geometry, options)
+
+    def layer(self, index: int) -> LayerEncoding:
+        return ColumnsLayer(self.decay, self.geometry)

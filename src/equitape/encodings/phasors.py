@@ -12,11 +12,24 @@ from ..kernels import apply_rotary_backward
 
 
 def phasors(ids: Tensor, frequencies: Tensor, dtype: torch.dtype) -> Tensor:
-    """exp(i theta_m p) as [cos | sin]. ids [B, N], frequencies [M] or [B, N, M] -> [B, 1, N, D] in `dtype`."""
-    if torch.compiler.is_compiling() and ids.shape[-1] > 1:
+    """exp(i theta_m p) as [cos | sin]: [B, G or 1, N, D] in `dtype`.
+
+    ids: [B, N], or [B, G, N] where each head has positions of its own; frequencies: [M], or [B, N, M].
+    """
+    trained = torch.is_grad_enabled() and ids.requires_grad
+    if trained or (torch.compiler.is_compiling() and ids.shape[-1] > 1):
         return _opaque_phasors(ids, frequencies, dtype)
-    angles = ids[..., None].to(frequencies.dtype) * frequencies
-    return torch.cat((angles.cos(), angles.sin()), dim=-1).to(dtype)[:, None]
+    return _phasors(ids, frequencies, dtype)
+
+
+def _phasors(ids: Tensor, frequencies: Tensor, dtype: torch.dtype) -> Tensor:
+    per_head = ids if ids.dim() == 3 else ids[:, None]
+    angles = per_head[..., None].to(frequencies.dtype) * _per_head(frequencies)
+    return torch.cat((angles.cos(), angles.sin()), dim=-1).to(dtype)
+
+
+def _per_head(frequencies: Tensor) -> Tensor:
+    return frequencies if frequencies.dim() == 1 else frequencies[:, None]
 
 
 @torch.library.custom_op("equitape::phasors", mutates_args=())
@@ -24,14 +37,34 @@ def _opaque_phasors(ids: Tensor, frequencies: Tensor, dtype: torch.dtype) -> Ten
     """The same where the compiler cannot look inside.
 
     It would take the cosines into the rotation of every layer and work them out again, in float64, for every head: half
-    of the time of a prefill.
+    of the time of a prefill. For positions that are trained it keeps the phasors alone for the backward pass.
     """
-    return phasors(ids, frequencies, dtype)
+    return _phasors(ids, frequencies, dtype)
 
 
 @_opaque_phasors.register_fake
 def _(ids: Tensor, frequencies: Tensor, dtype: torch.dtype) -> Tensor:
-    return ids.new_empty((*ids.shape, 2 * frequencies.shape[-1]), dtype=dtype)[:, None]
+    shape = ids.shape if ids.dim() == 3 else (ids.shape[0], 1, ids.shape[1])
+    return ids.new_empty((*shape, 2 * frequencies.shape[-1]), dtype=dtype)
+
+
+def _save_phasors(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ids, frequencies, _ = inputs
+    ctx.save_for_backward(frequencies, output)
+    ctx.ids_dtype = ids.dtype
+
+
+def _phasors_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None]:
+    if not ctx.needs_input_grad[0]:
+        return None, None, None
+    frequencies, field = ctx.saved_tensors
+    wide = torch.promote_types(field.dtype, torch.float32)
+    (cos, sin), (of_cos, of_sin) = field.to(wide).chunk(2, dim=-1), gradient.to(wide).chunk(2, dim=-1)
+    turn = (cos * of_sin - sin * of_cos) * _per_head(frequencies).to(wide)
+    return turn.sum(-1).to(ctx.ids_dtype), None, None
+
+
+_opaque_phasors.register_autograd(_phasors_backward, setup_context=_save_phasors)
 
 
 def multiply(x: Tensor, phasor: Tensor) -> Tensor:

@@ -22,6 +22,10 @@ class Positions(NamedTuple):
     """[B, N or 1] int64, the smallest id of the token's own sequence, for encodings that measure from its start."""
     span: Tensor | None = None
     """[B, N or 1] int64, how many ids the token's own sequence covers in this call."""
+    last_key: Tensor | None = None
+    """[B or 1] int64, the index among all tokens of the last cached one that is not padding; -1 for none."""
+    drift: Tensor | None = None
+    """[B, G, N], what a clock has added to the ids."""
 
 
 def may_read() -> bool:
@@ -50,9 +54,30 @@ def runs_from_restarts(ids: Tensor) -> Tensor:
 def ids_within_runs(runs: Tensor) -> Tensor:
     """0, 1, 2, ... inside every run. [B, N] -> [B, N]."""
     index = torch.arange(runs.shape[1], device=runs.device)
+    return index - torch.where(run_starts(runs), index, 0).cummax(-1).values
+
+
+def run_starts(runs: Tensor) -> Tensor:
+    """Where a new run begins. [B, N] -> [B, N] bool."""
     starts = torch.ones_like(runs, dtype=torch.bool)
     starts[:, 1:] = runs[:, 1:] != runs[:, :-1]
-    return index - torch.where(starts, index, 0).cummax(-1).values
+    return starts
+
+
+def add_jumps(ids: Tensor, jumps: Tensor, runs: Tensor | None) -> Tensor:
+    """Ids that move ahead by jumps[j] at token j and stay ahead; every run starts without. All [B, N]."""
+    ahead = jumps.cumsum(-1)
+    if runs is not None:
+        ahead = ahead - torch.where(run_starts(runs), ahead - jumps, 0).cummax(-1).values
+    return ids + ahead
+
+
+def last_key(past_length: int | Tensor, padding: Tensor | None, device: torch.device) -> Tensor:
+    """The index of the last cached token that is not padding: [B or 1], -1 for none. Arguments as for `key_ids`."""
+    if padding is None:
+        return torch.as_tensor(past_length, device=device).reshape(1) - 1
+    index = torch.arange(padding.shape[1], device=device)
+    return torch.where(padding & (index < past_length), index, -1).amax(-1)
 
 
 def default_ids(num_tokens: int, past_length: int | Tensor, padding: Tensor | None, device: torch.device) -> Tensor:

@@ -68,7 +68,7 @@ class RandPE(PositionalEncoding):
                 f"{needed} or more"
             )
 
-    def map_ids(self, positions: Positions, batch_size: int) -> Positions:
+    def map_ids(self, positions: Positions, embeddings: Tensor, previous: Tensor | None) -> Positions:
         if not self._samples:
             return positions
         num_tokens, reach = positions.ids.shape[1], self._range
@@ -77,7 +77,7 @@ class RandPE(PositionalEncoding):
                 f"Encoding 'randpe' draws ids from a range of {reach}, but the input has {num_tokens} tokens; "
                 f"raise the option range to at least {num_tokens}."
             )
-        draw = torch.rand(batch_size, reach, device=positions.ids.device).argsort(-1)[:, :num_tokens]
+        draw = torch.rand(embeddings.shape[0], reach, device=positions.ids.device).argsort(-1)[:, :num_tokens]
         return positions._replace(ids=draw.sort(-1).values)
 
     def initial_state(self, positions: Positions, dtype: torch.dtype) -> Tensor:

@@ -5,15 +5,17 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from .base import LayerEncoding, PositionalEncoding, register_encoding
+from .base import LayerEncoding, register_encoding
+from .clock import ClockOptions, clock_positions
+from .columns import ColumnsEncoding, ColumnsLayer
 from .frequencies import Scaling, check_rotary, inverse_frequencies, softmax_scale
-from .options import Geometry, Options
-from .phasors import multiply, phasors
+from .options import Geometry
+from .phasors import apply_rotary, phasors
 from .positions import Positions
 
 
 @dataclass(frozen=True, kw_only=True)
-class RoPEOptions(Options):
+class RoPEOptions(ClockOptions):
     """Options of RoPE."""
 
     theta: float = 10000.0
@@ -21,18 +23,19 @@ class RoPEOptions(Options):
 
     def check(self, geometry: Geometry) -> None:
         check_rotary("rope", self.theta, self.scaling, geometry.head_dim)
+        self.check_decay("rope", geometry)
 
 
-class RoPELayer(LayerEncoding):
+class RoPELayer(ColumnsLayer):
     """q~ = z q, k~ = z k, channels (m, m + M) read as a complex number."""
 
     def rotate(self, query: Tensor, key: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
         assert state is not None
-        return multiply(query, state), multiply(key, state)
+        return apply_rotary(query, key, state)
 
 
 @register_encoding("rope")
-class RoPE(PositionalEncoding):
+class RoPE(ColumnsEncoding):
     """z = exp(i theta_m p), the same for all heads and layers."""
 
     idea = "queries and keys turned by an angle proportional to the id"
@@ -42,9 +45,9 @@ class RoPE(PositionalEncoding):
     has_field = True
 
     def __init__(self, options: RoPEOptions, geometry: Geometry):
-        super().__init__(options, geometry)
-        # an instance attribute, since only dynamic NTK looks at the length of the sequence
-        self.needs_extent = options.scaling.kind == "dynamic"
+        super().__init__(options, geometry, options, options.clock)
+        # dynamic NTK looks at the length of the sequence
+        self.needs_extent = self.needs_extent or options.scaling.kind == "dynamic"
 
     @property
     def cache_refusal(self) -> str | None:
@@ -67,7 +70,7 @@ class RoPE(PositionalEncoding):
         frequencies = inverse_frequencies(
             self.geometry.head_dim, self.options.theta, self.options.scaling, positions.ids.device, positions.span
         )
-        return phasors(positions.ids, frequencies, dtype)
+        return phasors(clock_positions(positions, frequencies.dtype), frequencies, dtype)
 
     def layer(self, index: int) -> LayerEncoding:
-        return RoPELayer()
+        return RoPELayer(self.decay, self.geometry, self.keeps_clock(index))

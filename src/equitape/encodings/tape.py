@@ -4,8 +4,9 @@ mixed by content (docs/reference/encodings/tape.md).
 1. start   z = exp(i theta_m p)
 2. rotate  q~ = z q, k~ = z k
 3. attend  softmax(q~ k~^T / sqrt D) [v | z] -> [o | c]
-4. carry   z' = z + W_a c
-5. mix     z'' = z' + W_2 diag(psi(x)) W_1 z',  psi(x) = silu(W_x x)
+4. move    z + gamma z conj(A c) (B c), an option: by the distance between what two mixtures of heads look at
+5. carry   z' = z + W_a c
+6. mix     z'' = z' + W_2 diag(psi(x)) W_1 z',  psi(x) = silu(W_x x)
 
 All mixing is over heads, never over frequencies: turning all z of one frequency by the same angle changes no score and
 turns every later z by that angle. That is the equivariance, and shift invariance with it.
@@ -20,11 +21,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from ..kernels import fuses_token, update_field, update_token
+from ..kernels import fuses_token, move_field, update_field, update_token
 from ..registry import describe_choices
-from .base import LayerEncoding, PositionalEncoding, register_encoding
+from .base import LayerEncoding, register_encoding
+from .clock import ClockOptions, clock_positions
+from .columns import ColumnsEncoding, ColumnsLayer
 from .frequencies import Scaling, check_rotary, inverse_frequencies, position_dtype, softmax_scale
-from .options import Geometry, Options
+from .options import Geometry
 from .phasors import apply_rotary, multiply, phasors
 from .positions import Positions
 
@@ -33,7 +36,7 @@ SOURCES = ("attention", "mlp")
 
 
 @dataclass(frozen=True, kw_only=True)
-class TapeOptions(Options):
+class TapeOptions(ClockOptions):
     """Options of TAPE. The defaults are the paper's model at L = R = 2."""
 
     theta: float = 10000.0
@@ -46,9 +49,11 @@ class TapeOptions(Options):
     layers: str | tuple[int, ...] = "all"
     """Blocks that update the field: "all", "last_half" or a list of indices. The last block never does."""
     attention_update: bool = True
-    """Step 4."""
-    mlp_update: bool = True
     """Step 5."""
+    mlp_update: bool = True
+    """Step 6."""
+    move: bool = False
+    """Step 4."""
     mixer_size: int | None = None
     """I; four times the number of key-value heads when left out."""
     source: str = "attention"
@@ -58,10 +63,11 @@ class TapeOptions(Options):
     complex_mixing: bool = False
     """Complex W_a, W_1, W_2: a token may shift its own phase. Still equivariant."""
     init_scale: float = 0.0
-    """Spread of W_a and W_2 at the start, in units of 1 / sqrt(fan-in). Zero starts as RoPE."""
+    """Spread of W_a, W_2 and gamma at the start, in units of 1 / sqrt(fan-in). Zero starts as RoPE."""
 
     def check(self, geometry: Geometry) -> None:
         check_rotary("tape", self.theta, self.scaling, geometry.head_dim)
+        self.check_decay("tape", geometry)
         if self.init not in INITS:
             raise ValueError(f"Encoding 'tape' has no init {self.init!r}.{describe_choices(self.init, INITS)}")
         if self.source not in SOURCES:
@@ -127,18 +133,23 @@ class AlignedLinear(nn.Linear):
         return nn.functional.linear(x, padded)[..., : self.out_features]
 
 
-class TapeLayer(LayerEncoding):
-    """Rotation in every block; carry and mix in those that update."""
+class TapeLayer(ColumnsLayer):
+    """Rotation in every block; move, carry and mix in those that update."""
 
-    def __init__(self, options: TapeOptions, geometry: Geometry, updates: bool):
-        super().__init__()
+    def __init__(self, options: TapeOptions, geometry: Geometry, updates: bool, keeps_clock: bool = False):
+        super().__init__(options, geometry, keeps_clock)
         self.options = options
+        self.moves = updates and options.move
         self.carries = updates and options.attention_update
         self.mixes = updates and options.mlp_update
         heads, groups = geometry.num_heads, geometry.num_kv_heads
         mixer = options.mixer_size or 4 * groups
         # complex weights hold their real and imaginary parts in a leading axis
         parts = (2,) if options.complex_mixing else ()
+        if self.moves:
+            # logits of two mixtures of query heads, for each key-value head, and how far it moves
+            self.move_heads = nn.Parameter(torch.empty(2, groups, heads))
+            self.move_gain = nn.Parameter(torch.empty(groups))
         if self.carries:
             self.carry = nn.Parameter(torch.empty(*parts, groups, heads))
         if self.mixes:
@@ -147,7 +158,12 @@ class TapeLayer(LayerEncoding):
             self.gate = AlignedLinear(geometry.hidden_size, mixer, bias=False)
 
     def reset_parameters(self, std: float) -> None:
+        super().reset_parameters(std)
         scale = self.options.init_scale
+        if self.moves:
+            # two mixtures that differ from the start: equal ones would move nothing, and learn alike
+            nn.init.normal_(self.move_heads)
+            nn.init.normal_(self.move_gain, std=scale)
         if self.carries:
             nn.init.normal_(self.carry, std=scale / math.sqrt(self.carry.shape[-1]))
         if self.mixes:
@@ -159,14 +175,20 @@ class TapeLayer(LayerEncoding):
         return apply_rotary(query, key, state)
 
     def extra_values(self, state: Tensor | None) -> Tensor | None:
-        return state if self.carries else None
+        return state if self.carries or self.moves else None
 
     def update(
         self, state: Tensor | None, attended_state: Tensor | None, normed_hidden: Tensor, mlp_output: Tensor
     ) -> Tensor | None:
         assert state is not None
-        if not (self.carries or self.mixes):
+        if not (self.moves or self.carries or self.mixes):
             return state
+        if self.moves:
+            assert attended_state is not None
+            source, target = self.move_heads.softmax(-1)
+            state = move_field(state, attended_state, source, target * self.move_gain[:, None])
+        if not (self.carries or self.mixes):
+            return update_field(state, None, None, None, None, None, normalize=self.options.normalize)
         carry = self.carry if self.carries else None
         if not self.mixes:
             return update_field(state, attended_state, None, carry, None, None, normalize=self.options.normalize)
@@ -180,7 +202,7 @@ class TapeLayer(LayerEncoding):
 
 
 @register_encoding("tape")
-class Tape(PositionalEncoding):
+class Tape(ColumnsEncoding):
     """The phasor form: equal to the paper's tensors at L = R = 2, with half the state."""
 
     idea = "a field of phasors, updated in each block by attention and content"
@@ -190,7 +212,7 @@ class Tape(PositionalEncoding):
     has_field = True
 
     def __init__(self, options: TapeOptions, geometry: Geometry):
-        super().__init__(options, geometry)
+        super().__init__(options, geometry, options, options.clock)
         # plain numbers, not a buffer: a buffer would be rounded when the model is cast to half precision
         self.fourier_features = draw_fourier_features(options, geometry)
 
@@ -200,7 +222,8 @@ class Tape(PositionalEncoding):
 
     @property
     def value_columns(self) -> list[int]:
-        blocks = updating_blocks(self.options.layers, self.geometry) if self.options.attention_update else set()
+        carried = self.options.attention_update or self.options.move
+        blocks = updating_blocks(self.options.layers, self.geometry) if carried else set()
         return [self.geometry.head_dim if index in blocks else 0 for index in range(self.geometry.num_layers)]
 
     def initial_state(self, positions: Positions, dtype: torch.dtype) -> Tensor:
@@ -208,10 +231,10 @@ class Tape(PositionalEncoding):
         device = positions.ids.device
         if self.options.init == "rope":
             frequencies = inverse_frequencies(dim, self.options.theta, self.options.scaling, device)
-            field = phasors(positions.ids, frequencies, dtype)
+            field = phasors(clock_positions(positions, frequencies.dtype), frequencies, dtype)
             return field.expand(-1, groups, -1, -1)
         frequencies, amplitudes = self._fourier(device)
-        waves = phasors(positions.ids, frequencies, frequencies.dtype)
+        waves = phasors(clock_positions(positions, frequencies.dtype), frequencies, frequencies.dtype)
         return multiply(waves.expand(-1, groups, -1, -1), amplitudes[None, :, None]).to(dtype)
 
     def _fourier(self, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -221,4 +244,5 @@ class Tape(PositionalEncoding):
         return frequencies, amplitudes
 
     def layer(self, index: int) -> LayerEncoding:
-        return TapeLayer(self.options, self.geometry, index in updating_blocks(self.options.layers, self.geometry))
+        updates = index in updating_blocks(self.options.layers, self.geometry)
+        return TapeLayer(self.options, self.geometry, updates, self.keeps_clock(index))

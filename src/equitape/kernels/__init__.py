@@ -13,7 +13,7 @@ from torch import Tensor
 from . import reference
 from .operator import fused_rotary_backward, fused_token_update, fused_update
 
-__all__ = ["apply_rotary_backward", "fuses_token", "update_field", "update_token"]
+__all__ = ["apply_rotary_backward", "fuses_token", "move_field", "update_field", "update_token"]
 
 CHOICES = ("auto", "reference", "triton")
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -100,6 +100,14 @@ def update_token(
         return update_field(field, attended, gate, carry, mix_in, mix_out, normalize)
     field = field.expand(features.shape[0], -1, -1, -1)
     return fused_token_update(field, attended, features, gate_weight, carry, mix_in, mix_out, normalize)
+
+
+def move_field(field: Tensor, attended: Tensor, source: Tensor, target: Tensor) -> Tensor:
+    """Move TAPE's field: z + z conj(source c) (target c).
+
+    field: z [B or 1, G, N, D]; attended: c [B, H, N, D]; source, target: [G, H]. Returns [B, G, N, D].
+    """
+    return reference.move_field(field, attended, source.to(attended.dtype), target.to(attended.dtype))
 
 
 def apply_rotary_backward(

@@ -10,6 +10,16 @@ from torch import Tensor
 EPSILON = 1e-8
 
 
+def move_field(field: Tensor, attended: Tensor, source: Tensor, target: Tensor) -> Tensor:
+    """z + z conj(a) b, with a = source c and b = target c: [B, G, N, D].
+
+    A token moves by the distance from where the heads of a look to where those of b look.
+    field: [B or 1, G, N, D]; attended: c [B, H, N, D]; source, target: [G, H].
+    """
+    a, b = _mix_heads(source, attended), _mix_heads(target, attended)
+    return field + _complex_product(field, _complex_product(_conjugate(a), b))
+
+
 def update_field(
     field: Tensor,
     attended: Tensor | None,

@@ -97,8 +97,9 @@ def cuda_attention(
     if not half:
         return attend(value)
     with sdpa_kernel(HALF_PRECISION_KERNELS, set_priority=True):
-        head_dim = key.shape[-1]
-        if value.shape[-1] > head_dim >= SPLIT_HEAD_DIM and value.requires_grad and not dropout:
+        # the value without the state, and the state: a key may be wider than either
+        head_dim = value.shape[-1] // 2
+        if value.shape[-1] > key.shape[-1] and head_dim >= SPLIT_HEAD_DIM and value.requires_grad and not dropout:
             return torch.cat((attend(value[..., :head_dim]), attend(value[..., head_dim:])), dim=-1)
         return attend(value)
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import Tensor
 from transformers import Cache
+from transformers.cache_utils import DynamicLayer, StaticLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ..encodings import PositionalEncoding
@@ -50,6 +51,24 @@ def check_segments(segment_ids: Tensor | None, x: Tensor, past: Cache | None) ->
         )
 
 
+def check_jumps(position_jumps: Tensor | None, x: Tensor, past: Cache | None) -> None:
+    """[B, N], integers of 0 or more, and no cache: what follows a cache could not know how far ahead it is."""
+    if position_jumps is None:
+        return
+    batch, num_tokens = x.shape[:2]
+    if position_jumps.dim() != 2 or position_jumps.shape[0] not in (1, batch) or position_jumps.shape[1] != num_tokens:
+        raise ValueError(
+            f"position_jumps has shape {list(position_jumps.shape)}; it must be [{batch}, {num_tokens}], one number "
+            f"for every token."
+        )
+    if position_jumps.is_floating_point():
+        raise ValueError(f"position_jumps is {position_jumps.dtype}; ids are integers, use torch.long.")
+    if past is not None:
+        raise ValueError("position_jumps is for training on whole rows; leave out past_key_values.")
+    if may_read() and bool((position_jumps < 0).any()):
+        raise ValueError(f"position_jumps holds {int(position_jumps.min())}; ids only jump ahead, by 0 or more.")
+
+
 def check_mask(attention_mask: object, x: Tensor, past: Cache | None, has_segments: bool) -> None:
     """2D over all tokens, or 4D as attention uses it."""
     if not isinstance(attention_mask, Tensor):
@@ -87,6 +106,20 @@ def check_cache(encoding: PositionalEncoding, past: Cache | None) -> None:
         raise ValueError(
             f"Encoding {encoding.kind!r} cannot use a cache: {encoding.cache_refusal}, or pass use_cache=False."
         )
+    if past is not None and encoding.keeps_sums and not holds_plain_keys(past):
+        raise ValueError(
+            f"Encoding {encoding.kind!r} reads running sums from cached keys, which {type(past).__name__} keeps "
+            f"quantised or on another device; use a dynamic or a static cache."
+        )
+
+
+def holds_plain_keys(past: Cache) -> bool:
+    """Whether every layer holds its keys as one tensor on the device of the model."""
+    if getattr(past, "offloading", False):
+        return False
+    return all(isinstance(layer, (DynamicLayer, StaticLayer)) for layer in past.layers) and not any(
+        "Quantized" in type(layer).__name__ for layer in past.layers
+    )
 
 
 def check_paged_cache(kwargs: Mapping[str, Any]) -> None:

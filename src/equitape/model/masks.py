@@ -19,10 +19,12 @@ from transformers.masking_utils import (
 
 from ..encodings import PositionalEncoding, Positions
 from ..encodings.positions import (
+    add_jumps,
     default_ids,
     ids_within_runs,
     index_runs,
     key_ids,
+    last_key,
     may_read,
     origin_with_cache,
     runs_from_restarts,
@@ -52,6 +54,7 @@ def build_positions(
     position_ids: Tensor | None,
     segment_ids: Tensor | None,
     past: Cache | None,
+    position_jumps: Tensor | None = None,
 ) -> Positions:
     """Ids and sequences of the tokens x [B, N, C]."""
     num_tokens = x.shape[1]
@@ -69,7 +72,15 @@ def build_positions(
     ids = position_ids
     if ids is None:
         ids = ids_within_runs(runs) if runs is not None else default_ids(num_tokens, past_length, padding, x.device)
+    if position_jumps is not None:
+        ids = add_jumps(ids, position_jumps, runs)
     positions = Positions(ids=ids, segments=runs, valid=valid)
+    if encoding.keeps_sums and past is not None:
+        first_key = past.get_mask_sizes(num_tokens, 0)[1]
+        seen = seen_tokens(encoding, x, attention_mask, first_key)
+        if seen is not None:
+            valid = seen[:, torch.arange(num_tokens, device=x.device) + past_length]
+        positions = positions._replace(valid=valid, last_key=last_key(past_length, seen, x.device))
     if encoding.needs_extent:
         origin, span = sequence_extent(ids, runs, valid)
         if past is not None:
@@ -85,10 +96,14 @@ def seen_tokens(encoding: PositionalEncoding, x: Tensor, attention_mask: Mask, f
 
     For encodings that must count cached tokens. first_key: how many of the oldest the cache has dropped.
     """
-    mask = next(iter(attention_mask.values())) if isinstance(attention_mask, dict) else attention_mask
+    mask, slides = attention_mask, False
+    if isinstance(mask, dict):
+        slides = "full_attention" not in mask
+        mask = next(iter(mask.values())) if slides else mask["full_attention"]
     if mask is None:
         return None
-    if isinstance(mask, BlockMask) or (encoding.needs_extent and mask.dim() == 4 and first_key):
+    hides = (encoding.needs_extent and first_key) or (encoding.keeps_sums and (first_key or slides))
+    if isinstance(mask, BlockMask) or (mask.dim() == 4 and hides):
         raise ValueError(
             f"Encoding {encoding.kind!r} counts cached tokens by the padding mask, which the mask prepared for this "
             f"cache does not show; use a dynamic cache, or attention 'sdpa' without a sliding window."

@@ -20,7 +20,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 from ..encodings import LayerEncoding, PositionalEncoding, build_encoding
 from ..encodings.base import ENCODINGS
 from . import checks
-from .attention import EquitapeAttention, EquitapeRMSNorm
+from .attention import EquitapeAttention, EquitapeRMSNorm, last_key_columns
 from .block import EquitapeDecoderLayer
 from .configuration import EquitapeConfig
 from .masks import AttentionHook, build_masks, build_positions
@@ -121,6 +121,7 @@ class EquitapeModel(EquitapePreTrainedModel):
         inputs_embeds: torch.FloatTensor | None = None,
         use_cache: bool | None = None,
         segment_ids: torch.LongTensor | None = None,
+        position_jumps: torch.LongTensor | None = None,
         output_position_states: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> EquitapeModelOutput:
@@ -130,6 +131,8 @@ class EquitapeModel(EquitapePreTrainedModel):
         position_ids: [B, N]; counted along the row when left out, padding not counted, anew in each segment. Without
             mask, cache and segment_ids, an id that does not grow starts a new packed sequence.
         segment_ids: [B, N], equal numbers for tokens of one packed sequence; tokens see only their own.
+        position_jumps: [B, N], 0 or more: from each token on, ids are this much further ahead. A training option that
+            shows long distances in short rows.
         output_position_states: also return, for each layer, the state [B, G, N, D] it turned queries and keys by.
         """
         if output_position_states is None:
@@ -139,16 +142,20 @@ class EquitapeModel(EquitapePreTrainedModel):
         x: Tensor = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         checks.check_position_ids(position_ids, x)
         checks.check_segments(segment_ids, x, past_key_values)
+        checks.check_jumps(position_jumps, x, past_key_values)
         checks.check_mask(attention_mask, x, past_key_values, segment_ids is not None)
         checks.check_cache(self.encoding, past_key_values)
 
-        positions = build_positions(self.encoding, x, attention_mask, position_ids, segment_ids, past_key_values)
+        positions = build_positions(
+            self.encoding, x, attention_mask, position_ids, segment_ids, past_key_values, position_jumps
+        )
         may_cache = positions.segments is None and self.encoding.cache_refusal is None
         hook = self.training_attention if self.training else None
         masks = build_masks(self.config, self.encoding, x, attention_mask, positions, past_key_values, hook)
         if use_cache and past_key_values is None and may_cache:
             past_key_values = DynamicCache(config=self.config)
-        positions = self.encoding("map_ids", positions, x.shape[0])
+        previous = last_key_columns(past_key_values, 0, self.config.head_dim, positions)
+        positions = self.encoding("map_ids", positions, x, previous)
         x = self.encoding("embed", x, positions)
         state = self.encoding("initial_state", positions, x.dtype)
 
@@ -210,6 +217,7 @@ class EquitapeForCausalLM(EquitapePreTrainedModel, GenerationMixin):
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         segment_ids: torch.LongTensor | None = None,
+        position_jumps: torch.LongTensor | None = None,
         output_position_states: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> EquitapeCausalLMOutput:
@@ -226,6 +234,7 @@ class EquitapeForCausalLM(EquitapePreTrainedModel, GenerationMixin):
             inputs_embeds=inputs_embeds,
             use_cache=use_cache,
             segment_ids=segment_ids,
+            position_jumps=position_jumps,
             output_position_states=output_position_states,
             **kwargs,
         )

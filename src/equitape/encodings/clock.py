@@ -1,0 +1,48 @@
+"""A clock: positions that content moves on. A token may count for nothing, for one step as usual, or for up to two.
+
+p_i = id_i + sum over j <= i of tanh(w_g x_j / 2), with x the normalised embeddings and w of key-value head g. At w = 0,
+where training starts, positions are the ids. The sum is called the drift of the clock.
+
+Shapes: B batch, N tokens, G key-value heads, C hidden size, E extra columns.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from .decay import DecayOptions
+from .positions import Positions
+from .running import PARTS, join_parts, running_sum
+
+EPSILON = 1e-6
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClockOptions(DecayOptions):
+    """Options of rotary encodings: decay, and a clock."""
+
+    clock: bool = False
+    """Whether content moves positions on: a token counts for 0 to 2 steps, which each key-value head learns."""
+
+
+def clock_drift(weight: Tensor, embeddings: Tensor, positions: Positions, previous: Tensor | None) -> Tensor:
+    """[B, G, N] in float32 or wider.
+
+    weight: [G, C]; embeddings: [B, N, C]; previous: [B, G, E], the columns of the last cached key of the first block,
+    of which the clock's come last.
+    """
+    wide = torch.promote_types(embeddings.dtype, torch.float32)
+    with torch.autocast(embeddings.device.type, enabled=False):
+        x = embeddings.to(wide)
+        x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPSILON)
+        steps = (nn.functional.linear(x, weight.to(wide)) / 2).tanh()
+    before = None if previous is None else join_parts(previous[..., -PARTS:])
+    return running_sum(steps.transpose(1, 2), positions, before)
+
+
+def clock_positions(positions: Positions, dtype: torch.dtype) -> Tensor:
+    """Ids [B, N], or [B, G, N] in `dtype` where a clock has moved them."""
+    if positions.drift is None:
+        return positions.ids
+    return positions.ids[:, None].to(dtype) + positions.drift.to(dtype)

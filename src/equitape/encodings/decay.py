@@ -1,0 +1,115 @@
+"""Decay: scores fall with the distance between query and key, as in ALiBi and in the Forgetting Transformer (FoX).
+
+score_ij - (L_i - L_j), where L grows along the sequence. L_i is the same for all keys of a query and drops out of the
+softmax, so only + L_j is needed, and that is a product of extra columns: L_j in the key, a constant in the query.
+Attention kernels need neither a mask nor a bias for it.
+
+Shapes: B batch, N tokens, H query heads, G key-value heads, D head dimension, C hidden size, E extra columns.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import torch
+from torch import Tensor, nn
+
+from ..settings import Gt, Le
+from .options import Geometry, Options
+from .positions import Positions
+from .running import COLUMN_UNIT, PARTS, join_parts, running_sum, split_parts
+
+DECAY_COLUMNS = {"none": 0, "slopes": 6, "learned": 6, "gate": PARTS}
+"""Kinds of decay, and the columns each takes: of a product of two numbers in three parts each, the six that count."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecayOptions(Options):
+    """Options of encodings whose scores may decay with distance."""
+
+    decay: Literal["none", "slopes", "learned", "gate"] = "none"
+    """How scores fall with distance: "none"; "slopes", ALiBi's constant slope for each head; "learned", such slopes
+    trained in every block; "gate", a forget gate that reads the content, as in FoX. All start as ALiBi's slopes."""
+    decay_heads: Annotated[float, Gt(0), Le(1)] = 1.0
+    """Share of the heads that decay; the others see all distances alike."""
+
+    def check_decay(self, kind: str, geometry: Geometry) -> None:
+        """Refuse a share that is less than one head."""
+        heads = geometry.num_kv_heads if self.decay == "gate" else geometry.num_heads
+        if round(self.decay_heads * heads) < 1:
+            raise ValueError(
+                f"Encoding {kind!r} has decay_heads {self.decay_heads}, which is none of {heads} heads; raise it to "
+                f"at least {1 / heads:.3g}."
+            )
+
+
+def slopes(num_heads: int) -> list[float]:
+    """ALiBi's slopes: 2^(-8 h / H) for H a power of two; else those of the power below, then every other one of that
+    above.
+    """
+    below = 2 ** math.floor(math.log2(num_heads))
+    exponents = [(head + 1) / below for head in range(below)]
+    exponents += [(2 * head + 1) / (2 * below) for head in range(num_heads - below)]
+    return [2.0 ** (-8 * exponent) for exponent in exponents]
+
+
+class Decay(nn.Module):
+    """The decay of one block: columns for its queries and keys."""
+
+    def __init__(self, options: DecayOptions, geometry: Geometry):
+        super().__init__()
+        self.kind = options.decay
+        self.num_heads, self.num_kv_heads = geometry.num_heads, geometry.num_kv_heads
+        heads = self.num_kv_heads if self.kind == "gate" else self.num_heads
+        decaying = round(options.decay_heads * heads)
+        # plain numbers, not a buffer: a buffer would be rounded when the model is cast to half precision
+        self.slopes = [*slopes(decaying), *[0.0] * (heads - decaying)]
+        if self.kind in ("learned", "gate"):
+            self.bias = nn.Parameter(torch.empty(heads))
+        if self.kind == "gate":
+            self.weight = nn.Parameter(torch.empty(heads, geometry.hidden_size))
+
+    def reset_parameters(self) -> None:
+        """Start as ALiBi."""
+        if self.kind in ("learned", "gate"):
+            with torch.no_grad():
+                start = [math.log(math.expm1(slope)) if slope else 0.0 for slope in self.slopes]
+                self.bias.copy_(torch.tensor(start))
+        if self.kind == "gate":
+            nn.init.zeros_(self.weight)
+
+    def columns(
+        self, hidden: Tensor, positions: Positions, previous: Tensor | None, dtype: torch.dtype, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        """Columns whose products are added to the scores: for queries [H, E], for keys [B or 1, G or 1, N, E].
+
+        hidden: [B, N, C], what queries and keys are read from; previous: [B, G, E], the columns of the last cached key.
+        """
+        device = hidden.device
+        fixed = torch.tensor(self.slopes, device=device)
+        # the softmax scale multiplies these products too
+        unit = COLUMN_UNIT / scale
+        if self.kind == "gate":
+            with torch.autocast(device.type, enabled=False):
+                read = nn.functional.linear(hidden.to(self._wide(hidden)), self.weight.to(self._wide(hidden)))
+                increments = nn.functional.softplus(read + self.bias.to(read)) * (fixed > 0)
+            before = None if previous is None else join_parts(previous[..., :PARTS])
+            total = running_sum(increments.transpose(1, 2), positions, before)
+            of_query = torch.full((self.num_heads, PARTS), unit, device=device, dtype=dtype)
+            return of_query, split_parts(total, dtype)
+        rates = fixed
+        if self.kind == "learned":
+            rates = nn.functional.softplus(self.bias.to(self._wide(self.bias))) * (fixed > 0)
+        assert positions.origin is not None
+        # from the start of the sequence: a shift of all ids changes nothing, not even the rounding
+        near, middle, far = split_parts(positions.ids - positions.origin, dtype)[:, None].unbind(-1)
+        high = (rates * unit).to(dtype)
+        rest = (rates * unit).detach() - high.detach()
+        medium = rest.to(dtype)
+        low = (rest - medium).to(dtype)
+        of_query = torch.stack((high, high, high, medium, medium, low), dim=-1)
+        return of_query, torch.stack((near, middle, far, near, middle, near), dim=-1)
+
+    @staticmethod
+    def _wide(x: Tensor) -> torch.dtype:
+        return torch.promote_types(x.dtype, torch.float32)

@@ -1,0 +1,64 @@
+"""Running sums over tokens, and numbers that ride exactly in half-precision key columns.
+
+A cache holds keys and values and nothing else. A running sum that must go on from a cache is therefore written into
+extra columns of the key, as three numbers of the key's dtype that add up to the float32 sum.
+
+Shapes: B batch, N tokens, G key-value heads.
+"""
+
+import torch
+from torch import Tensor
+
+from .positions import Positions, run_starts
+
+PARTS = 3
+"""Numbers that one float32 is split into: three times 8 bits of bfloat16 hold its 24 bits."""
+COLUMN_UNIT = 64.0
+"""Columns hold numbers in this unit, so that float16 reaches positions of 4 million."""
+
+
+def running_sum(increments: Tensor, positions: Positions, previous: Tensor | None) -> Tensor:
+    """Sums over all tokens up to each one: [B, G, N] in float32.
+
+    Padding adds nothing, every packed sequence starts again at zero, and `previous` [B, G], the sum at the last cached
+    token, is where a cached sequence goes on.
+    """
+    wide = increments.to(torch.promote_types(increments.dtype, torch.float32))
+    if positions.valid is not None:
+        wide = wide * positions.valid[:, None]
+    total = _opaque_cumsum(wide) if torch.compiler.is_compiling() else wide.cumsum(-1)
+    if positions.segments is not None:
+        runs = positions.segments
+        index = torch.arange(runs.shape[-1], device=runs.device)
+        first = torch.where(run_starts(runs), index, 0).cummax(-1).values[:, None].expand_as(total)
+        total = total - (total - wide).gather(-1, first)
+    return total if previous is None else total + previous[..., None]
+
+
+@torch.library.custom_op("equitape::cumsum", mutates_args=())
+def _opaque_cumsum(x: Tensor) -> Tensor:
+    """Cumulative sum over the last axis, as an operator: the compiler of torch 2.11 fails on a scan inside a cat."""
+    return x.cumsum(-1)
+
+
+@_opaque_cumsum.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+_opaque_cumsum.register_autograd(lambda ctx, gradient: gradient.flip(-1).cumsum(-1).flip(-1))
+
+
+def split_parts(numbers: Tensor, dtype: torch.dtype) -> Tensor:
+    """[...] -> [..., 3] in `dtype`; the parts add up to the numbers. All of the gradient goes through the last part."""
+    wide = numbers.to(torch.promote_types(numbers.dtype, torch.float32)) / COLUMN_UNIT
+    exact = wide.detach()
+    first = exact.to(dtype)
+    second = (exact - first).to(dtype)
+    third = (wide - first - second).to(dtype)
+    return torch.stack((first, second, third), dim=-1)
+
+
+def join_parts(columns: Tensor) -> Tensor:
+    """[..., 3] -> [...] in float32 or wider: the inverse of `split_parts`."""
+    return columns.to(torch.promote_types(columns.dtype, torch.float32)).sum(-1) * COLUMN_UNIT

@@ -1,0 +1,263 @@
+"""Decay, clock and move against their formulas written out in loops."""
+
+import math
+
+import pytest
+import torch
+from transformers.models.bloom.modeling_bloom import build_alibi_tensor
+
+from cases import build, draw_tokens, gap, tiny_config
+from equitape import EquitapeForCausalLM
+from equitape.encodings import Geometry, Positions, build_encoding
+from equitape.encodings.clock import clock_drift
+from equitape.encodings.decay import slopes
+from equitape.encodings.positions import add_jumps, index_runs
+from equitape.encodings.running import join_parts, running_sum, split_parts
+from equitape.kernels import reference
+
+SIZES = Geometry(hidden_size=32, num_heads=4, num_kv_heads=2, head_dim=8, num_layers=2)
+N = 7
+SCALE = 8**-0.5
+
+
+def columns_of(encoding, ids, hidden, dtype=torch.float64, seed=0):
+    """What score_columns of a randomised first layer adds to the scaled scores: [B, H, N, N], and the layer."""
+    layer = build_encoding(encoding, SIZES).layer(0)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator))
+    layer = layer.double()
+    positions = Positions(ids=ids, origin=ids.amin(-1, keepdim=True))
+    query, key = layer.score_columns(hidden, positions, None, dtype, SCALE)
+    assert query.dtype == key.dtype == dtype
+    key = key.repeat_interleave(2, dim=1)
+    return SCALE * query.double() @ key.double().transpose(-1, -2), layer
+
+
+@pytest.mark.parametrize("num_heads", [1, 4, 8, 12, 20])
+def test_slopes_as_bloom(num_heads):
+    theirs = build_alibi_tensor(torch.ones(1, 2), num_heads, torch.float32)[:, 0, 1]
+    torch.testing.assert_close(torch.tensor(slopes(num_heads)), theirs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_alibi_is_linear_in_distance_in_every_dtype(dtype):
+    """A slope or an id rounded to bfloat16 would be off by far more than this at a distance of 3000."""
+    ids = torch.tensor([[500_000, 500_001, 503_000]])
+    sizes = {"hidden_size": 32, "head_dim": 8, "num_layers": 1, "num_heads": 12, "num_kv_heads": 6}
+    layer = build_encoding({"kind": "alibi"}, Geometry(**sizes)).layer(0)
+    positions = Positions(ids=ids, origin=ids[:, :1])
+    query, key = layer.score_columns(torch.zeros(1, 3, 32), positions, None, dtype, SCALE)
+    scores = SCALE * query.double() @ key.double().repeat_interleave(2, dim=1).transpose(-1, -2)
+    exponents = [h + 1 for h in range(8)] + [h + 0.5 for h in range(4)]
+    for head, exponent in enumerate(exponents):
+        for near, far, distance in ((1, 0, 1), (2, 0, 3000), (2, 1, 2999)):
+            found = (scores[0, head, 2, far] - scores[0, head, 2, near]).item()
+            assert found == pytest.approx(-distance * 2**-exponent, rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["nope", "rope", "tape"])
+def test_slopes_are_the_same_part_everywhere(kind):
+    ids = torch.tensor([[0, 1, 5, 6, 7, 8, 20]])
+    hidden = torch.randn(1, N, 32, dtype=torch.float64)
+    expected, _ = columns_of({"kind": "alibi"}, ids, hidden)
+    found, _ = columns_of({"kind": kind, "decay": "slopes"}, ids, hidden)
+    assert gap(found, expected) == 0
+
+
+def test_learned_slopes():
+    ids = torch.tensor([[0, 1, 5, 6, 7, 8, 20]])
+    scores, layer = columns_of({"kind": "rope", "decay": "learned", "decay_heads": 0.5}, ids, torch.zeros(1, N, 32))
+    rates = torch.nn.functional.softplus(layer.decay.bias.float())
+    for head in range(4):
+        rate = rates[head].item() if head < 2 else 0.0
+        assert (scores[0, head, 6, 6] - scores[0, head, 6, 2]).item() == pytest.approx(15 * rate, rel=1e-6, abs=1e-9)
+
+
+def test_forget_gate_as_fox_writes_it():
+    """score_ij + sum of log sigmoid(-(w x_l + b)) over i >= l > j, up to a number that is the same for a whole row."""
+    hidden = torch.randn(2, N, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    scores, layer = columns_of({"kind": "nope", "decay": "gate"}, torch.arange(N)[None], hidden)
+    for batch in range(2):
+        for head in range(4):
+            group = head // 2
+            logs = [
+                -math.log1p(
+                    math.exp((hidden[batch, token] @ layer.decay.weight[group] + layer.decay.bias[group]).item())
+                )
+                for token in range(N)
+            ]
+            for i in range(N):
+                for j in range(i + 1):
+                    expected = sum(logs[j + 1 : i + 1])
+                    found = (scores[batch, head, i, j] - scores[batch, head, i, i]).item()
+                    assert found == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize("case", ["rope-learned", "rope-clock", "nope-gate", "tape-move", "tape-clock"])
+def test_parts_start_as_the_identity_or_as_alibi(case):
+    """A new model is the one without the part, which for decay is the model with ALiBi's slopes."""
+    tokens = draw_tokens(2, 12)
+    torch.manual_seed(0)
+    # as many key-value heads as heads: a gate belongs to the former, a slope to the latter
+    model = EquitapeForCausalLM(tiny_config(case, num_key_value_heads=4)).eval()
+    encoding = model.config.encoding
+    same = {"decay": "slopes", "decay_heads": encoding["decay_heads"]}
+    plain = EquitapeForCausalLM(
+        tiny_config("nope" if encoding["kind"] == "nope" else "rope", same, num_key_value_heads=4)
+    ).eval()
+    plain.load_state_dict(model.state_dict(), strict=False)
+    assert gap(model(tokens).logits, plain(tokens).logits) < 1e-5
+
+
+def test_running_sums_start_again_and_skip_padding():
+    steps = torch.rand(1, 2, 8, dtype=torch.float64)
+    segments = torch.tensor([[3, 3, 3, 4, 4, 4, 4, 0]])
+    valid = torch.tensor([[True, True, True, True, False, True, True, True]])
+    runs = index_runs(segments, None)
+    found = running_sum(steps, Positions(ids=segments, segments=runs, valid=valid), None)
+    for head in range(2):
+        total, before = 0.0, None
+        for token in range(8):
+            total = total if runs[0, token] == before else 0.0
+            total += steps[0, head, token].item() * bool(valid[0, token])
+            before = runs[0, token]
+            assert found[0, head, token].item() == pytest.approx(total, abs=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_parts_add_up_to_float32(dtype):
+    numbers = torch.rand(1000, generator=torch.Generator().manual_seed(0)) * 100_000
+    parts = split_parts(numbers, dtype)
+    assert parts.dtype == dtype
+    # float16 has no numbers between 0 and 2^-24
+    atol = 64 * 2.0**-24 if dtype == torch.float16 else 0
+    torch.testing.assert_close(join_parts(parts), numbers, rtol=2e-7, atol=atol)
+
+
+def test_gradient_goes_through_one_part():
+    number = torch.tensor([1234.567], requires_grad=True)
+    split_parts(number, torch.bfloat16).float().sum().backward()
+    assert number.grad.item() == pytest.approx(1 / 64, rel=1e-6)
+
+
+def test_clock_by_hand():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2, N, 32, dtype=torch.float64, generator=generator)
+    weight = torch.randn(2, 32, dtype=torch.float64, generator=generator)
+    found = clock_drift(weight, x, Positions(ids=torch.arange(N)[None]), None)
+    for batch in range(2):
+        for head in range(2):
+            total = 0.0
+            for token in range(N):
+                normed = x[batch, token] / math.sqrt(x[batch, token].square().mean().item() + 1e-6)
+                # a token counts for 2 sigmoid(w x) steps, of which the id has counted one
+                total += 2 / (1 + math.exp(-(normed @ weight[head]).item())) - 1
+                assert found[batch, head, token].item() == pytest.approx(total, abs=1e-9)
+
+
+def test_clock_changes_the_model_and_learns():
+    model = build("rope-clock", {"decay": "none"}).train()
+    tokens = draw_tokens(2, 10)
+    still = build("rope-clock", {"decay": "none"})
+    with torch.no_grad():
+        still.model.encoding.clock.zero_()
+    assert gap(model(tokens).logits, still(tokens).logits) > 1e-3
+
+    def loss():
+        # transformers' own loss is in float32, too coarse for differences
+        return torch.nn.functional.cross_entropy(model(tokens).logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+
+    loss().backward()
+    gradient = model.model.encoding.clock.grad
+    # one entry by finite differences
+    with torch.no_grad():
+        step = 1e-5
+        losses = []
+        for sign in (1, -1):
+            model.model.encoding.clock[1, 3] += sign * step
+            losses.append(loss().item())
+            model.model.encoding.clock[1, 3] -= sign * step
+    assert gradient[1, 3].item() == pytest.approx((losses[0] - losses[1]) / (2 * step), rel=1e-6)
+
+
+def test_move_by_hand():
+    generator = torch.Generator().manual_seed(0)
+    field, attended = (torch.randn(2, heads, N, 8, dtype=torch.float64, generator=generator) for heads in (2, 4))
+    source, target = torch.randn(2, 2, 4, dtype=torch.float64, generator=generator)
+    found = reference.move_field(field, attended, source, target)
+
+    def number(x, *index):
+        return complex(x[*index[:-1], index[-1]].item(), x[*index[:-1], index[-1] + 4].item())
+
+    for batch, group, token, m in ((0, 0, 0, 0), (1, 1, 6, 3), (0, 1, 3, 2)):
+        z = number(field, batch, group, token, m)
+        a = sum(source[group, h].item() * number(attended, batch, h, token, m) for h in range(4))
+        b = sum(target[group, h].item() * number(attended, batch, h, token, m) for h in range(4))
+        assert abs(number(found, batch, group, token, m) - (z + z * a.conjugate() * b)) < 1e-12
+
+
+def test_a_move_lands_on_the_distance_between_two_tokens():
+    """Heads that look at one token each: a token at p moves to p + (target - source), for every frequency."""
+    frequencies = torch.tensor([1.0, 0.3, 0.05, 0.01], dtype=torch.float64)
+
+    def at(p):
+        return torch.cat(((p * frequencies).cos(), (p * frequencies).sin()))[None, None, None]
+
+    attended = torch.cat((at(3.0), at(11.0)), dim=1)
+    source, target = torch.tensor([[1.0, 0.0]]).double(), torch.tensor([[0.0, 1.0]]).double()
+    moved = reference.move_field(at(20.0), attended, source, target) - at(20.0)
+    assert gap(moved, at(28.0)) < 1e-12
+
+
+def test_jumps_by_hand():
+    ids = torch.tensor([[0, 1, 2, 3, 0, 1, 2]])
+    jumps = torch.tensor([[0, 5, 0, 2, 7, 0, 1]])
+    runs = torch.tensor([[0, 0, 0, 0, 1, 1, 1]])
+    assert add_jumps(ids, jumps, None).tolist() == [[0, 6, 7, 10, 14, 15, 17]]
+    assert add_jumps(ids, jumps, runs).tolist() == [[0, 6, 7, 10, 7, 8, 10]]
+
+
+@pytest.mark.parametrize("case", ["rope", "alibi", "tape-move", "t5"])
+def test_jumps_are_position_ids_further_ahead(case):
+    model = build(case)
+    tokens = draw_tokens(2, 10)
+    jumps = torch.randint(0, 3, (2, 10), generator=torch.Generator().manual_seed(0))
+    found = model(tokens, position_jumps=jumps).logits
+    ids = torch.arange(10) + jumps.cumsum(-1)
+    assert gap(found, model(tokens, position_ids=ids).logits) < 1e-12
+    assert gap(found, model(tokens).logits) > 1e-3
+    # padding on the left and packing count for themselves
+    segments = torch.tensor([[0] * 4 + [1] * 6] * 2)
+    packed = model(tokens, segment_ids=segments, position_jumps=jumps).logits
+    alone = model(tokens[:, 4:], position_jumps=jumps[:, 4:]).logits
+    assert gap(packed[:, 4:], alone) < 1e-10
+
+
+def test_jumps_that_mean_nothing_are_refused():
+    model = build("rope")
+    tokens = draw_tokens(1, 4)
+    for jumps, message in (
+        (torch.zeros(1, 3, dtype=torch.long), r"position_jumps has shape \[1, 3\]; it must be \[1, 4\]"),
+        (torch.zeros(1, 4), "ids are integers"),
+        (torch.tensor([[0, -1, 0, 0]]), "holds -1; ids only jump ahead"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            model(tokens, position_jumps=jumps)
+    past = model(tokens, use_cache=True).past_key_values
+    with pytest.raises(ValueError, match="leave out past_key_values"):
+        model(tokens, position_jumps=torch.zeros(1, 4, dtype=torch.long), past_key_values=past)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"decay": "slope"}, "has no decay 'slope'. Did you mean 'slopes'"),
+        ({"decay": "slopes", "decay_heads": 0.0}, "decay_heads above 0"),
+        ({"decay": "gate", "decay_heads": 0.2}, "none of 2 heads; raise it to at least 0.5"),
+    ],
+)
+def test_decays_that_mean_nothing_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        build("rope", options)
