@@ -253,8 +253,8 @@ def test_jumps_that_mean_nothing_are_refused():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"decay": "slope"}, "has no decay 'slope'. Did you mean 'slopes'"),
-        ({"decay": "slopes", "decay_heads": 0.0}, "decay_heads above 0"),
+        ({"decay": "slope"}, "decay is 'slope'; .* Did you mean 'slopes'"),
+        ({"decay": "slopes", "decay_heads": 0.0}, "decay_heads is 0.0; it must be a number above 0"),
         ({"decay": "gate", "decay_heads": 0.2}, "none of 2 heads; raise it to at least 0.5"),
     ],
 )

@@ -214,7 +214,7 @@ def test_compiled_by_itself_on_cuda_alone(cuda, monkeypatch):
 def test_a_batch_has_a_mask_only_where_causality_does_not_hide_the_padding():
     def collate(mask, model, **more):
         batch = {"input_ids": torch.zeros(2, 4).long(), "labels": torch.ones(2, 4).long(), "attention_mask": mask}
-        return Collate(lambda examples: {**batch, **more}, unmasked_length(model))([])
+        return Collate(lambda examples: {**batch, **more}, unmasked_length(model))([(0, None)])
 
     right, left = (torch.tensor(mask) for mask in ([[1, 1, 1, 1], [1, 1, 0, 0]], [[1, 1, 1, 1], [0, 0, 1, 1]]))
     model = small_model()

@@ -76,7 +76,7 @@ def test_padding_to_one_length_is_masked(lengths):
     assert batch["labels"].tolist() == [row + [IGNORED] * (8 - len(row)) for row in rows]
     if lengths != (8, 8):
         assert batch["attention_mask"].tolist() == [[1] * len(row) + [0] * (8 - len(row)) for row in rows]
-        assert Collate(pad_to)(examples)[ROW_TOKENS].tolist() == list(lengths)
+        assert Collate(pad_to)(list(enumerate(examples)))[ROW_TOKENS].tolist() == list(lengths)
     else:
         assert "attention_mask" not in batch
 

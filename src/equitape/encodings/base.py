@@ -142,6 +142,10 @@ class PositionalEncoding(HookedModule):
     """Whether layers override `bias`; the mask is then always materialised and key ids are worked out."""
     shift_invariant: bool = True
     """Whether adding one number to all ids leaves the outputs as they are."""
+    reads_ids: bool = True
+    """Whether position ids matter at all."""
+    bounded_ids: bool = False
+    """Whether only so many positions exist, as rows of a table."""
     needs_even_head_dim: ClassVar[bool] = False
     needs_extent: bool = False
     """Whether `initial_state` reads `positions.origin` or `positions.span`."""

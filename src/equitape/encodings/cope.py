@@ -60,6 +60,7 @@ class CoPELayer(LayerEncoding):
 class CoPE(PositionalEncoding):
     """Ids play no part: only the order of the visible keys does. Quadratic in memory, like its authors' code."""
 
+    reads_ids = False
     idea = "each query counts the keys it finds worth counting"
     options_class = CoPEOptions
     options: CoPEOptions

@@ -25,6 +25,7 @@ class LearnedOptions(Options):
 class Learned(PositionalEncoding):
     """x_i + P[p_i], P a trained table."""
 
+    bounded_ids = True
     idea = "a trained vector for each id, added to the embedding"
     options_class = LearnedOptions
     options: LearnedOptions

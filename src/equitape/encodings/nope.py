@@ -25,6 +25,7 @@ class NoPE(ColumnsEncoding):
 
     def __init__(self, options: NoPEOptions, geometry: Geometry):
         super().__init__(options, geometry, options)
+        self.reads_ids = options.decay in ("slopes", "learned")
 
     def layer(self, index: int) -> LayerEncoding:
         return ColumnsLayer(self.decay, self.geometry)

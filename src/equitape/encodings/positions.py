@@ -57,6 +57,25 @@ def ids_within_runs(runs: Tensor) -> Tensor:
     return index - torch.where(run_starts(runs), index, 0).cummax(-1).values
 
 
+def cumulative_sum(x: Tensor) -> Tensor:
+    """Sums over the last axis up to each entry."""
+    return _opaque_cumsum(x) if torch.compiler.is_compiling() else x.cumsum(-1)
+
+
+@torch.library.custom_op("equitape::cumsum", mutates_args=())
+def _opaque_cumsum(x: Tensor) -> Tensor:
+    """Cumulative sum over the last axis, as an operator: the compiler of torch 2.11 fails on a scan inside a cat."""
+    return x.cumsum(-1)
+
+
+@_opaque_cumsum.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+_opaque_cumsum.register_autograd(lambda ctx, gradient: gradient.flip(-1).cumsum(-1).flip(-1))
+
+
 def run_starts(runs: Tensor) -> Tensor:
     """Where a new run begins. [B, N] -> [B, N] bool."""
     starts = torch.ones_like(runs, dtype=torch.bool)
@@ -66,7 +85,7 @@ def run_starts(runs: Tensor) -> Tensor:
 
 def add_jumps(ids: Tensor, jumps: Tensor, runs: Tensor | None) -> Tensor:
     """Ids that move ahead by jumps[j] at token j and stay ahead; every run starts without. All [B, N]."""
-    ahead = jumps.cumsum(-1)
+    ahead = cumulative_sum(jumps)
     if runs is not None:
         ahead = ahead - torch.where(run_starts(runs), ahead - jumps, 0).cummax(-1).values
     return ids + ahead

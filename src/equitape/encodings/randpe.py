@@ -40,6 +40,7 @@ class RandPELayer(LayerEncoding):
 class RandPE(PositionalEncoding):
     """A row of N tokens gets N ids drawn without replacement and sorted; in evaluation the ids as they are."""
 
+    bounded_ids = True
     idea = "RoPE over sorted random ids while training"
     options_class = RandPEOptions
     options: RandPEOptions

@@ -9,7 +9,7 @@ Shapes: B batch, N tokens, G key-value heads.
 import torch
 from torch import Tensor
 
-from .positions import Positions, run_starts
+from .positions import Positions, cumulative_sum, run_starts
 
 PARTS = 3
 """Numbers that one float32 is split into: three times 8 bits of bfloat16 hold its 24 bits."""
@@ -26,27 +26,13 @@ def running_sum(increments: Tensor, positions: Positions, previous: Tensor | Non
     wide = increments.to(torch.promote_types(increments.dtype, torch.float32))
     if positions.valid is not None:
         wide = wide * positions.valid[:, None]
-    total = _opaque_cumsum(wide) if torch.compiler.is_compiling() else wide.cumsum(-1)
+    total = cumulative_sum(wide)
     if positions.segments is not None:
         runs = positions.segments
         index = torch.arange(runs.shape[-1], device=runs.device)
         first = torch.where(run_starts(runs), index, 0).cummax(-1).values[:, None].expand_as(total)
         total = total - (total - wide).gather(-1, first)
     return total if previous is None else total + previous[..., None]
-
-
-@torch.library.custom_op("equitape::cumsum", mutates_args=())
-def _opaque_cumsum(x: Tensor) -> Tensor:
-    """Cumulative sum over the last axis, as an operator: the compiler of torch 2.11 fails on a scan inside a cat."""
-    return x.cumsum(-1)
-
-
-@_opaque_cumsum.register_fake
-def _(x: Tensor) -> Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
-_opaque_cumsum.register_autograd(lambda ctx, gradient: gradient.flip(-1).cumsum(-1).flip(-1))
 
 
 def split_parts(numbers: Tensor, dtype: torch.dtype) -> Tensor:

@@ -20,6 +20,7 @@ from ..tasks.base import IGNORED
 from . import checkpoints
 from .bars import without_bars
 from .callbacks import Bookkeeper, Evaluate, Meter
+from .jumps import Jumps, check_jumps, draw_jumps
 from .log import LOG, StepLog, truncate_log
 from .settings import TrainSettings
 from .trainer import ROW_TOKENS, EquitapeTrainer, asked_once, learning_rate_share
@@ -50,7 +51,7 @@ class FitResult:
 
 
 class FirstExamples(Dataset[Any]):
-    """The first examples of a data set in its own order, from the start again when it has no more."""
+    """The first examples of a data set with their numbers, in its own order, from the start again when it ends."""
 
     def __init__(self, examples: Dataset[Any], count: int):
         self.examples = examples
@@ -60,8 +61,8 @@ class FirstExamples(Dataset[Any]):
     def __len__(self) -> int:
         return self.count
 
-    def __getitem__(self, index: int) -> Any:
-        return self.examples[index % self.size]
+    def __getitem__(self, index: int) -> tuple[int, Any]:
+        return index, self.examples[index % self.size]
 
 
 class Collate:
@@ -71,13 +72,24 @@ class Collate:
     attention is much faster; how many tokens are real is kept for the log.
     """
 
-    def __init__(self, stack: Callable[[list[Any]], dict[str, Tensor]], unmasked_length: int = 0):
-        """unmasked_length: the longest rows that may go without a mask."""
+    def __init__(
+        self,
+        stack: Callable[[list[Any]], dict[str, Tensor]],
+        unmasked_length: int = 0,
+        jumps: Jumps | None = None,
+        seed: int = 0,
+    ):
+        """unmasked_length: the longest rows that may go without a mask; seed: of the jumps."""
         self.stack = stack
         self.unmasked_length = unmasked_length
+        self.jumps = jumps
+        self.seed = seed
 
-    def __call__(self, examples: list[Any]) -> dict[str, Tensor]:
-        batch = dict(self.stack(examples))
+    def __call__(self, numbered: list[tuple[int, Any]]) -> dict[str, Tensor]:
+        numbers, examples = zip(*numbered, strict=True)
+        batch = dict(self.stack(list(examples)))
+        if self.jumps is not None:
+            batch["position_jumps"] = draw_jumps(self.jumps, self.seed, numbers, batch["input_ids"])
         batch["labels"] = batch["labels"].clone()
         batch["labels"][:, 0] = IGNORED
         mask = batch.get("attention_mask")
@@ -127,6 +139,7 @@ def fit(
     processes together, and the batches are the same whatever their number.
     """
     run_dir = Path(run_dir)
+    check_jumps(settings.jumps, [module for module in model.modules() if isinstance(module, PositionalEncoding)])
     steps = count_steps(settings, train_dataset)
     arguments = training_arguments(settings, run_dir, steps)
     processes = PartialState()
@@ -143,7 +156,9 @@ def fit(
         model=model,
         args=arguments,
         train_dataset=FirstExamples(train_dataset, steps * settings.batch_size),
-        data_collator=Collate(collate or torch.utils.data.default_collate, unmasked_length(model)),
+        data_collator=Collate(
+            collate or torch.utils.data.default_collate, unmasked_length(model), settings.jumps, settings.seed
+        ),
     )
     # accelerate, too, cuts float32 operands of compiled runs to 10 bits, and asks nobody
     torch.backends.cuda.matmul.allow_tf32 = False

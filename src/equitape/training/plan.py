@@ -10,6 +10,7 @@ from ..model import EquitapeConfig, EquitapeForCausalLM
 from ..pretrained.vocabulary import check_vocabulary
 from ..tasks import Task, build_task
 from .fit import ENDLESS_STEPS, MEASURED_EXAMPLES, count_steps
+from .jumps import check_jumps
 from .recipe import EncodingChoice, Recipe, spell_out
 from .start import start_config
 
@@ -68,6 +69,7 @@ def build_config(recipe: Recipe, task: Task, choice: EncodingChoice) -> Equitape
     assert isinstance(config.encoding, dict)
     with torch.device("meta"):
         encoding = build_encoding(config.encoding, config.geometry)
+    check_jumps(choice.jumps, [encoding])
     try:
         encoding.check_lengths(task.trained_length, task.tested_length)
     except ValueError as error:

@@ -11,6 +11,7 @@ from ..registry import describe_choices
 from ..settings import Ge, Gt, Le, Lt, Settings
 from ..values import parse_yaml, set_value
 from .files import plain
+from .jumps import Jumps
 from .settings import Seed, TrainSettings
 from .small import reduce
 
@@ -72,6 +73,8 @@ class EncodingChoice:
     seeds: tuple[int, ...]
     start: str | None = None
     """Folder of the checkpoint that training goes on from; its encoding is its own."""
+    jumps: Jumps | None = None
+    """Jumps of this encoding's training; those of `train` if it names none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,8 +90,8 @@ class Recipe(Settings):
     model: ModelSettings = field(default_factory=ModelSettings)
     """Sizes of the decoder, the same for every encoding."""
     encodings: tuple[Any, ...] = ()
-    """A list of kinds, or of {kind: ..., label: ..., seeds: [...], and the encoding's own options}; or of
-    {start: FOLDER, label: ..., seeds: [...]} to go on from checkpoints, whose sizes and encodings are their own."""
+    """A list of kinds, or of {kind: ..., label: ..., seeds: [...], jumps: {...}, and the encoding's own options}; or of
+    {start: FOLDER, label: ..., seeds: [...], jumps: {...}} to go on from checkpoints, which bring their encoding."""
     seeds: tuple[Seed, ...] = (0,)
     """Seeds of weights, data and dropout; each encoding is trained once with each, unless it names its own."""
     train: TrainSettings = field(default_factory=TrainSettings)
@@ -128,7 +131,7 @@ class Recipe(Settings):
             given = {"kind": given}
         if not isinstance(given, dict) or not any(isinstance(given.get(key), str) for key in ("kind", "start")):
             raise ValueError(f"encodings: {given!r} is neither a kind nor a dictionary with one, as {{kind: tape}}.")
-        options = {key: value for key, value in given.items() if key not in ("label", "seeds", "start")}
+        options = {key: value for key, value in given.items() if key not in ("label", "seeds", "start", "jumps")}
         start = given.get("start")
         if start is not None and options:
             raise ValueError(
@@ -138,7 +141,10 @@ class Recipe(Settings):
         seeds = given.get("seeds", self.seeds)
         label = str(given.get("label", Path(start).name if start is not None else given.get("kind")))
         checked = check_seeds(seeds, f"seeds of {label!r}")
-        return EncodingChoice(label=label, encoding=options, seeds=checked, start=start)
+        jumps = self.train.jumps
+        if "jumps" in given:
+            jumps = Jumps.parse(given["jumps"], f"jumps of {label!r}") if given["jumps"] else None
+        return EncodingChoice(label=label, encoding=options, seeds=checked, start=start, jumps=jumps)
 
     def choose(self, label: str) -> EncodingChoice:
         """The encoding of a label."""
@@ -227,8 +233,10 @@ def spell_out(recipe: Recipe) -> Recipe:
         given = {"kind": given} if isinstance(given, str) else given
         if "kind" not in given:
             return given
-        own = {key: value for key, value in given.items() if key in ("kind", "label", "seeds")}
+        own = {key: value for key, value in given.items() if key in ("kind", "label", "seeds", "jumps")}
         options = {key: value for key, value in given.items() if key not in own}
+        if own.get("jumps"):
+            own["jumps"] = Jumps.parse(own["jumps"], "jumps").to_dict()
         cls = ENCODINGS[given["kind"]]
         return own | cls.options_class.parse(options, f"Encoding {cls.kind!r}").to_dict()
 

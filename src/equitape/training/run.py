@@ -80,8 +80,9 @@ def execute(
     if processes.is_main_process:
         write_text(run_dir / RECIPE, to_yaml(single_run(recipe, label, seed)))
         keep_digest(run_dir, task)
-    settings = replace(recipe.train, seed=seed)
-    start = recipe.choose(label).start
+    choice = recipe.choose(label)
+    settings = replace(recipe.train, seed=seed, jumps=choice.jumps)
+    start = choice.start
     config = plan.configs[label]
     model = build_model(config, seed) if start is None else start_model(start, config)
     collate = PadTo(task.collate, task.trained_length, task.pad_token_id) if uses_compiler(settings) else task.collate
@@ -199,7 +200,9 @@ def finished(run_dir: Path) -> dict[str, Any] | None:
 def single_run(recipe: Recipe, label: str, seed: int) -> Recipe:
     """The recipe of one run alone."""
     choice = recipe.choose(label)
-    begin = {"start": choice.start} if choice.start is not None else choice.encoding
+    begin: dict[str, Any] = {"start": choice.start} if choice.start is not None else dict(choice.encoding)
+    if choice.jumps != recipe.train.jumps:
+        begin["jumps"] = choice.jumps.to_dict() if choice.jumps is not None else None
     return replace(recipe, encodings=({**begin, "label": label, "seeds": [seed]},), seeds=(seed,))
 
 

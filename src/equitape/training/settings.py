@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from ..settings import Ge, Gt, Le, Lt, Settings
+from .jumps import Jumps
 
 Count = Annotated[int, Ge(1), Le(10**12)]
 """A number of steps, tokens or examples."""
@@ -50,6 +51,8 @@ class TrainSettings(Settings):
     """Recompute activations in the backward pass instead of keeping them."""
     workers: Annotated[int, Ge(0)] | None = None
     """Processes that prepare batches, which never changes their order; 0 without CUDA and 4 with it when left out."""
+    jumps: Jumps | None = None
+    """Ids that jump ahead while training, as {rate: 0.03}: short rows then show long distances. Default: none."""
     seed: Seed = 0
     """Seed of dropout and of encodings that draw positions. In a recipe it is that of the run, from `seeds`."""
     log_every: Count = 10

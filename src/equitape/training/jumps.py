@@ -1,0 +1,80 @@
+"""Jumps: while training, ids jump ahead now and then, so that short rows show the distances of long ones.
+
+At every token, with probability `rate`, the ids of it and of all that follow move ahead by a random size. Evaluation
+uses plain ids. Related to PoSE (arXiv 2309.10400), which skips once per row, and to RandPE, which draws all ids.
+
+Jumps are drawn on the side of the data: those of example i depend on the seed and on i alone, so neither the number of
+processes nor an interruption changes them. The model counts ids itself and adds the jumps, packed rows and padding
+included (`position_jumps` of its forward).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..encodings import PositionalEncoding
+from ..settings import Ge, Gt, Le, Settings
+
+Rate = Annotated[float, Ge(0), Le(1)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Jumps(Settings):
+    """How ids jump ahead while training."""
+
+    rate: Rate = 0.03
+    """Probability of a jump at each token."""
+    size: Annotated[float, Gt(0)] = 2.0
+    """Largest jump, in lengths of a training row."""
+    shape: Literal["uniform", "log"] = "uniform"
+    """How sizes are drawn: all alike ("uniform"), or small ones more often ("log": the logarithm is uniform)."""
+    stretch: Annotated[int, Ge(1)] = 1
+    """Ids of a row grow by a step drawn from 1 to this, instead of by 1."""
+    after: tuple[Annotated[int, Ge(0)], ...] = ()
+    """Token ids, as [10, 12]: jumps fall only right after one of these. Default: anywhere."""
+
+    def largest(self, num_tokens: int) -> int:
+        """The largest jump in rows of so many tokens."""
+        return max(1, math.floor(self.size * num_tokens))
+
+
+def check_jumps(settings: Jumps | None, encodings: Sequence[PositionalEncoding]) -> None:
+    """Refuse jumps where no encoding reads ids, or where one has no room for larger ones."""
+    if settings is None:
+        return
+    for encoding in encodings:
+        if not encoding.reads_ids:
+            raise ValueError(
+                f"Encoding {encoding.kind!r} does not read position ids, so jumps would change nothing; leave them out."
+            )
+        if encoding.bounded_ids:
+            raise ValueError(
+                f"Encoding {encoding.kind!r} has room for a fixed number of positions, and jumps go beyond them; leave "
+                f"jumps out, or use a rotary encoding."
+            )
+    if not encodings:
+        raise ValueError("jumps need an equitape model; this one cannot take position_jumps.")
+
+
+def draw_jumps(settings: Jumps, seed: int, numbers: Sequence[int], tokens: Tensor) -> Tensor:
+    """Jumps [n, T] of the examples with these numbers, whose tokens are [n, T]."""
+    count, num_tokens = tokens.shape
+    largest = settings.largest(num_tokens)
+    jumps = np.zeros((count, num_tokens), dtype=np.int64)
+    for row, number in enumerate(numbers):
+        random = np.random.Generator(np.random.Philox(key=[seed, number]))
+        step = random.integers(settings.stretch)
+        falls, sizes = random.random((2, num_tokens))
+        drawn = np.floor(largest**sizes if settings.shape == "log" else sizes * largest + 1).astype(np.int64)
+        jumps[row] = np.where(falls < settings.rate, np.minimum(drawn, largest), 0)
+        if settings.after:
+            follows = np.zeros(num_tokens, dtype=bool)
+            follows[1:] = np.isin(tokens[row, :-1].numpy(), settings.after)
+            jumps[row] *= follows
+        jumps[row, 1:] += step
+    return torch.from_numpy(jumps)

@@ -1,0 +1,132 @@
+"""Ids that jump ahead while training."""
+
+import pytest
+import torch
+
+from equitape.training.jumps import Jumps, draw_jumps
+from equitape.training.plan import make_plan
+from equitape.training.recipe import load_recipe, parse_recipe, resolved
+from equitape.training.run import execute, single_run
+
+TOKENS = torch.randint(0, 13, (400, 50), generator=torch.Generator().manual_seed(0))
+NUMBERS = range(400)
+
+
+def test_rate_and_sizes():
+    jumps = draw_jumps(Jumps(rate=0.1, size=2.0), 0, NUMBERS, TOKENS)
+    assert jumps.shape == TOKENS.shape
+    assert jumps.dtype == torch.long
+    drawn = jumps[jumps > 0]
+    # 20,000 tokens: the standard deviation of the rate is 0.002, that of the mean size 29 / sqrt(2000)
+    assert (jumps > 0).double().mean().item() == pytest.approx(0.1, abs=0.01)
+    assert drawn.min() >= 1
+    assert drawn.max() <= 100
+    assert drawn.double().mean().item() == pytest.approx(50.5, abs=3)
+
+
+def test_log_sizes_are_mostly_small():
+    jumps = draw_jumps(Jumps(rate=0.5, size=2.0, shape="log"), 0, NUMBERS, TOKENS)
+    drawn = jumps[jumps > 0]
+    assert drawn.max() <= 100
+    # half of the logarithms lie below log(10)
+    assert (drawn < 10).double().mean().item() == pytest.approx(0.5, abs=0.02)
+
+
+def test_an_example_has_its_jumps_whatever_the_batch():
+    settings = Jumps(rate=0.3, stretch=3)
+    together = draw_jumps(settings, 5, NUMBERS, TOKENS)
+    for number in (0, 7, 399):
+        assert torch.equal(draw_jumps(settings, 5, [number], TOKENS[number : number + 1])[0], together[number])
+    assert not torch.equal(draw_jumps(settings, 6, NUMBERS, TOKENS), together)
+
+
+def test_jumps_only_after_given_tokens():
+    jumps = draw_jumps(Jumps(rate=1.0, after=(3, 4)), 0, NUMBERS, TOKENS)
+    allowed = torch.zeros_like(TOKENS, dtype=torch.bool)
+    allowed[:, 1:] = (TOKENS[:, :-1] == 3) | (TOKENS[:, :-1] == 4)
+    assert torch.equal(jumps > 0, allowed)
+
+
+def test_stretch_is_one_step_for_a_row():
+    jumps = draw_jumps(Jumps(rate=0.0, stretch=3), 0, NUMBERS, TOKENS)
+    assert (jumps[:, 0] == 0).all()
+    assert (jumps[:, 1:] == jumps[:, 1:2]).all()
+    assert set(jumps[:, 1].tolist()) == {0, 1, 2}
+
+
+def recipe(*encodings, **train):
+    return parse_recipe(
+        {
+            "task": {"name": "addition", "trained_digits": 2, "tested_digits": 3, "samples": 2},
+            "model": {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2},
+            "encodings": list(encodings),
+            "train": {"steps": 6, "batch_size": 4, "save_every": 2, **train},
+        }
+    )
+
+
+def losses(plan, label, directory):
+    return [loss for _, loss in execute(plan, label, 0, directory, resume=directory.exists())["log"]]
+
+
+def test_jumps_belong_to_an_encoding_or_to_all(tmp_path):
+    jumps = {"rate": 0.5}
+    of_one = recipe("rope", {"kind": "rope", "label": "jumping", "jumps": jumps})
+    assert [choice.jumps for choice in of_one.choices] == [None, Jumps(rate=0.5)]
+    of_all = recipe("rope", {"kind": "rope", "label": "plain", "jumps": None}, jumps=jumps)
+    assert [choice.jumps for choice in of_all.choices] == [Jumps(rate=0.5), None]
+    for given in (of_one, of_all):
+        for choice in given.choices:
+            alone = single_run(given, choice.label, 0)
+            assert parse_recipe(resolved(alone)).choices[0].jumps == choice.jumps
+    found = [losses(make_plan(of_one), label, tmp_path / label) for label in ("rope", "jumping")]
+    assert found[0] != found[1]
+    again = losses(make_plan(of_all), "rope", tmp_path / "all")
+    assert again == found[1]
+
+
+def test_an_interrupted_run_goes_on_with_the_same_jumps(tmp_path, monkeypatch):
+    plan = make_plan(recipe({"kind": "tape", "move": True}, jumps={"rate": 0.5, "stretch": 2}))
+    whole = losses(plan, "tape", tmp_path / "whole")
+    seen = []
+
+    def stop(self, *args, **kwargs):
+        seen.append(1)
+        if len(seen) > 4:
+            raise KeyboardInterrupt
+        return step(self, *args, **kwargs)
+
+    from equitape.training.trainer import EquitapeTrainer
+
+    step = EquitapeTrainer.training_step
+    monkeypatch.setattr(EquitapeTrainer, "training_step", stop)
+    with pytest.raises(KeyboardInterrupt):
+        losses(plan, "tape", tmp_path / "cut")
+    monkeypatch.undo()
+    assert losses(plan, "tape", tmp_path / "cut") == whole
+
+
+@pytest.mark.parametrize(
+    ("encoding", "message"),
+    [
+        ("nope", "does not read position ids"),
+        ("cope", "does not read position ids"),
+        ("learned", "room for a fixed number of positions"),
+        ("randpe", "room for a fixed number of positions"),
+    ],
+)
+def test_encodings_that_cannot_jump_are_refused(encoding, message):
+    with pytest.raises(ValueError, match=message):
+        make_plan(recipe(encoding, jumps={"rate": 0.1}))
+
+
+def test_wrong_jumps_are_refused():
+    for given, message in (({"rate": 2.0}, "rate is 2.0"), ({"size": 0}, "size is 0"), ({"rat": 0.1}, "'rat'")):
+        with pytest.raises(ValueError, match=message):
+            recipe("rope", jumps=given)
+
+
+def test_jumps_by_the_command_line():
+    assert load_recipe("addition-20", ["train.jumps.rate=0.06", "train.jumps.shape=log"]).train.jumps == Jumps(
+        rate=0.06, shape="log"
+    )
