@@ -80,6 +80,13 @@ def test_a_download_lands_where_recipes_look_for_it(folder, monkeypatch):
     assert "already there" in again.output
 
 
+def test_rows_of_one_article_become_one_document():
+    rows = [" = One = \n", " text \n", " = = Part = = \n", " more \n", " = Two = \n", " end \n"]
+    joined = list(catalog.join_rows(rows, catalog.CATALOG["wikitext"].heading))
+    assert joined == ["".join(rows[:4]), "".join(rows[4:])]
+    assert list(catalog.join_rows(rows, "")) == rows
+
+
 def test_a_download_that_fails_leaves_nothing_and_says_what_to_do(folder, monkeypatch):
     def stream(hub, split):
         raise ValueError("no network")
