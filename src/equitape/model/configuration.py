@@ -13,19 +13,20 @@ REMOVED_FIELDS = {"shifted_group_size": "equitape.adapt with the method 'longlor
 
 
 class EquitapeConfig(PreTrainedConfig):
-    """Configuration of an Equitape decoder.
+    """Configuration of an Equitape decoder: Llama's fields and the ones below.
 
-    The fields are Llama's, with these beside them:
-
-    encoding: the positional encoding, a name or a dictionary such as {"kind": "tape", "mixer_size": 16}. It is checked
-        and spelled out in full when the configuration is made. RoPE when left out.
-    attention_bias, attention_output_bias: biases of q, k, v and of o (as the former when left out).
-    qk_norm: RMS norm of every query and key head, as in Qwen3.
-    sliding_window: keys further back than this are not seen, in all layers or only in those `sliding_layers` lists.
-    trained_length: tokens of the rows a model was trained on, where it announces room for longer ones: the context that
-        evaluations take it to be meant for. `max_position_embeddings` when left out.
-    num_loops: how often the stack of blocks is applied. `num_hidden_layers` counts applications, so a model of 8 layers
-        with 2 loops has 4 blocks; the embeddings are added again before every further loop.
+    Attributes:
+        encoding: The positional encoding, a name or a dictionary such as `{"kind": "tape", "mixer_size": 16}`. It is
+            checked, and all its defaults are filled in, when the configuration is made. Default: RoPE.
+        attention_bias: Biases of the q, k and v projections.
+        attention_output_bias: Bias of the o projection. Default: as `attention_bias`.
+        qk_norm: RMS norm of every query and key head, as in Qwen3.
+        sliding_window: How many keys back attention sees. Default: all.
+        sliding_layers: Layers with a sliding window. Default: all layers, if there is a window.
+        trained_length: Tokens of the rows that the model was trained on, which evaluations use as its context.
+            Default: `max_position_embeddings`.
+        num_loops: How often the stack of blocks is applied. `num_hidden_layers` counts applications, so a model of 8
+            layers with 2 loops has 4 blocks. The embeddings are added again before every further loop.
     """
 
     model_type = "equitape"
@@ -111,7 +112,7 @@ class EquitapeConfig(PreTrainedConfig):
 
     @property
     def context(self) -> int:
-        """Tokens the model is meant for."""
+        """The context: tokens that the model is meant for."""
         return self.trained_length or self.max_position_embeddings
 
     def extend(self, meant: int, room: int = 0) -> None:
@@ -122,7 +123,7 @@ class EquitapeConfig(PreTrainedConfig):
 
     @property
     def layer_types(self) -> list[str]:
-        """Transformers' way of saying which layers slide."""
+        """The type of every layer, full or sliding attention, as transformers names them."""
         if self.sliding_window is None:
             return ["full_attention"] * self.num_hidden_layers
         sliding = range(self.num_hidden_layers) if self.sliding_layers is None else self.sliding_layers
@@ -132,7 +133,7 @@ class EquitapeConfig(PreTrainedConfig):
 
     @property
     def geometry(self) -> Geometry:
-        """The sizes an encoding needs to know."""
+        """The sizes that an encoding depends on."""
         assert self.num_key_value_heads is not None and self.head_dim is not None
         return Geometry(
             hidden_size=self.hidden_size,
@@ -146,7 +147,7 @@ class EquitapeConfig(PreTrainedConfig):
 
     @property
     def value_cache_dims(self) -> list[int]:
-        """Width of the cached value in each layer: head_dim, and more where the encoding's state rides along."""
+        """Width of the cached value in each layer: head_dim, and more if the encoding widens it by its state."""
         assert isinstance(self.encoding, dict) and self.head_dim is not None
         columns = build_encoding(self.encoding, self.geometry).value_columns
         return [self.head_dim + extra for extra in columns] * self.num_loops
