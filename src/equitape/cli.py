@@ -11,6 +11,7 @@ from .commands.demo import demo
 from .commands.encodings import encodings
 from .commands.evaluate import evaluate
 from .commands.inspect import inspect
+from .commands.report import report
 from .commands.tasks import tasks
 from .commands.train import train
 from .registry import find_own
@@ -33,6 +34,6 @@ def main() -> None:
         raise typer.BadParameter(str(error)) from None
 
 
-for command in (encodings, tasks, data, demo, bench, train, compare, adapt, inspect, check):
+for command in (encodings, tasks, data, demo, bench, train, compare, report, adapt, inspect, check):
     app.command()(command)
 app.command("eval")(evaluate)

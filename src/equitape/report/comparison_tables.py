@@ -72,13 +72,14 @@ def paired_table(summary: Summary, names: list[str]) -> Table | None:
     encodings = summary.results.recipe.get("encodings") or []
     started = any(isinstance(encoding, dict) and "start" in encoding for encoding in encodings)
     weights = "" if started else " began with the same weights, where both have them, and"
+    shared = f", which{weights} saw the same data in the same order, so what the runs of a seed share cancels."
     return Table(
         title=f'Compared with "{first.label}", paired by seed',
         columns=["encoding", *(metric_title(summary, name) for name in names)],
         rows=[[Cell(text=label), *map(difference_cell, spreads)] for label, spreads in differences.items()],
         notes=[
-            f'Mean differences to "{first.label}". Each run is compared with the run of the same seed, which{weights} '
-            "saw the same data in the same order, so what the runs of a seed share cancels.",
+            f'Mean differences to "{first.label}". Each run is compared with the run of the same seed'
+            f"{shared if summary.alike else '; the runs were trained differently.'}",
             "Intervals are 95 % intervals of the mean difference (Student's t over seeds); bold where 0 lies outside.",
         ],
     )

@@ -126,6 +126,8 @@ class Summary:
 
     results: Comparison
     groups: tuple[Group, ...]
+    alike: bool = True
+    """Whether all runs share one recipe; merged ones may not."""
 
     @property
     def labels(self) -> list[str]:

@@ -43,12 +43,16 @@ def markdown_table(table: Table) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def latex_table(table: Table) -> str:
-    """A table for LaTeX with the package booktabs; the best figures are bold, notes follow the caption."""
+def latex_table(table: Table, details: bool = False) -> str:
+    """A table for LaTeX with the package booktabs; the best figures are bold, notes follow the caption.
+
+    details: with the small print of every cell in brackets.
+    """
 
     def text(cell: Cell) -> str:
         shown = escape_latex(cell.text)
-        return rf"\textbf{{{shown}}}" if cell.kind in ("best", "clear") else shown
+        shown = rf"\textbf{{{shown}}}" if cell.kind in ("best", "clear") else shown
+        return shown + (f" ({escape_latex(cell.detail)})" if details and cell.detail else "")
 
     body = [" & ".join(text(cell) for cell in row) + r" \\" for row in table.rows]
     caption = escape_latex(" ".join([table.title + ".", *table.notes]))

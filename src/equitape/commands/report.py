@@ -1,0 +1,35 @@
+"""equitape report."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def report(
+    folders: Annotated[
+        list[str],
+        typer.Argument(help="Folders of equitape compare, train or eval, each as FOLDER or NAME=FOLDER."),
+    ],
+    out: Annotated[Path, typer.Option(help="Folder of the report.")] = Path("runs/report"),
+) -> None:
+    """Merge runs, comparisons or evaluations into one report: HTML, Markdown, CSV and LaTeX.
+
+    Comparisons and runs of one task are joined by encoding and seed, with differences paired by seed and their 95 %
+    intervals. The headline of a length task is its score out of distribution. Evaluations of several models stand side
+    by side. No model is loaded.
+    """
+    from ..report.merged import write_merged
+
+    try:
+        files = write_merged([named(folder) for folder in folders], out)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    typer.echo(f"Written to {out}: {', '.join(files)}.")
+
+
+def named(given: str) -> tuple[str, Path]:
+    """NAME=FOLDER, or a folder with its last part as the name."""
+    name, equals, folder = given.partition("=")
+    path = Path(folder if equals and not Path(given).exists() else given)
+    return (name, path) if equals and not Path(given).exists() else (path.resolve().name, path)

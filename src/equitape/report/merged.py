@@ -1,0 +1,270 @@
+"""`equitape report`: one report of several comparisons, runs or evaluations, also as CSV and LaTeX."""
+
+import contextlib
+import csv
+import io
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ..evaluation.runner import REPORT, find_difference
+from ..runs.files import read_json, write_text
+from ..runs.results import DONE, Comparison, EvaluationReport, RunResult, TaskResult
+from ..tasks import TASKS
+from ..training.compare import RESULTS
+from ..training.environment import join_environments
+from ..training.recipe import parse_recipe, resolved
+from .comparison import RECIPE, recipe_text, write_comparison
+from .comparison_tables import headline_table, metric_table, paired_table
+from .evaluation import evaluation_tables, write_evaluation
+from .summary import PARTS, Group, Spread, Summary, summarise
+from .tables import latex_table
+
+RUN, RUN_RECIPE = "run.json", "recipe.yaml"
+FILES = ("report.html", "report.md", "report.csv", "runs.csv", "report.tex")
+UNIMPORTANT = ("log", "eval", "save", "keep", "worker", "dataloader")
+"""Words in the names of training settings that do not change a result."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """What one folder holds."""
+
+    name: str
+    content: Comparison | EvaluationReport
+
+
+def write_merged(folders: list[tuple[str, Path]], out: Path) -> list[str]:
+    """Write one report about all folders into `out`; returns the names of its files.
+
+    folders: (name, folder) of comparisons and runs, or of evaluations. They must be of the same task.
+    """
+    if not folders:
+        raise ValueError("Name at least one folder of equitape compare, train or eval.")
+    sources = [Source(name=name, content=read_source(folder)) for name, folder in folders]
+    comparisons = {one.name: one.content for one in sources if isinstance(one.content, Comparison)}
+    evaluations = {one.name: one.content for one in sources if isinstance(one.content, EvaluationReport)}
+    if len(comparisons) + len(evaluations) < len(sources):
+        names = [one.name for one in sources]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"Two folders are called {twice!r}; rename one with NAME=FOLDER.")
+    if comparisons and evaluations:
+        raise ValueError(
+            f"{next(iter(comparisons))!r} is a comparison and {next(iter(evaluations))!r} an evaluation; "
+            "make a report of each kind."
+        )
+    return write_merged_comparison(comparisons, out) if comparisons else write_merged_evaluation(evaluations, out)
+
+
+def read_source(folder: Path) -> Comparison | EvaluationReport:
+    """The comparison, the single run or the evaluation in a folder."""
+    if (folder / RUN).exists() and (folder / RUN_RECIPE).exists():
+        return read_run(folder)
+    content = read_json(folder / RESULTS)
+    if isinstance(content, dict) and "runs" in content:
+        return Comparison.read(folder / RESULTS)
+    if (folder / REPORT).exists():
+        return EvaluationReport.read(folder / REPORT)
+    raise ValueError(
+        f"{str(folder)!r} holds no {RESULTS} of equitape compare, no {RUN} of equitape train and no {REPORT} of "
+        "equitape eval."
+    )
+
+
+def read_run(folder: Path) -> Comparison:
+    """A single run of `equitape train` as a comparison of one."""
+    try:
+        run = RunResult.from_dict(read_json(folder / RUN))
+        recipe = yaml.safe_load((folder / RUN_RECIPE).read_text(encoding="utf-8"))
+        task = TASKS[recipe["task"]["name"]]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
+        raise ValueError(f"{str(folder)!r} is not a run of equitape train ({error}).") from None
+    return Comparison(
+        name=recipe["name"],
+        recipe=recipe,
+        task=TaskResult(
+            name=task.name,
+            idea=task.idea,
+            headline=task.headline,
+            higher_is_better=task.higher_is_better,
+            trained_length=recipe["task"].get("length"),
+            metrics=task.metrics,
+        ),
+        claims=recipe.get("claims") or {},
+        claims_source=recipe.get("claims_source"),
+        environment=join_environments([run.environment] if run.environment else []),
+        runs=[run],
+    )
+
+
+def write_merged_comparison(sources: dict[str, Comparison], out: Path) -> list[str]:
+    """Pages, CSV and LaTeX of several comparisons."""
+    merged, remarks, alike = merge(sources)
+    summary = replace(summarise(merged), alike=alike)
+    recipes = [
+        (RECIPE if len(sources) == 1 else f"{RECIPE}: {name}", recipe_text(one.recipe)) for name, one in sources.items()
+    ]
+    write_comparison(summary, out, recipes, remarks)
+    write_text(out / "report.csv", figures_csv(summary))
+    write_text(out / "runs.csv", runs_csv(summary))
+    write_text(out / "report.tex", comparison_latex(summary))
+    return list(FILES)
+
+
+def merge(sources: dict[str, Comparison]) -> tuple[Comparison, list[str], bool]:
+    """One comparison of all runs, remarks on what was joined, and whether all recipes agree.
+
+    Seeds of one encoding are joined where the recipes agree in all that decides a result. Where they differ, every
+    label gets the name of its folder. A seed that two folders hold is taken from the first that finished it.
+    """
+    (first_name, first), *others = sources.items()
+    remarks = [] if not others else [f"Merged from {', '.join(sources)}."]
+    settings = {name: deciding(one.recipe) for name, one in sources.items()}
+    alike = True
+    for name, _ in others:
+        differences = differing(settings[first_name], settings[name])
+        tasks = [text for text in differences if text.startswith("task.")]
+        if tasks:
+            raise ValueError(f"{first_name!r} and {name!r} are of different tasks ({tasks[0]}); make a report of each.")
+        if differences:
+            alike = False
+            remarks.append(f"Caution: {first_name} and {name} were trained differently: {'; '.join(differences)}.")
+    runs: dict[tuple[str, int], RunResult] = {}
+    encodings: dict[str, dict[str, Any]] = {}
+    for name, one in sources.items():
+        for run in one.runs:
+            clash = encodings.setdefault(run.label, run.encoding) != run.encoding
+            label = run.label if alike and not clash else f"{run.label} ({name})"
+            key = (label, run.seed)
+            if key in runs and runs[key].status == DONE:
+                if run.status == DONE:
+                    remarks.append(f"{label}, seed {run.seed} is in several folders; the first is shown.")
+                continue
+            runs[key] = replace(run, label=label)
+    labels = list(dict.fromkeys(label for label, _ in runs))
+    ordered = sorted(runs.values(), key=lambda run: (labels.index(run.label), run.seed))
+    merged = replace(
+        first,
+        name=" + ".join(dict.fromkeys(one.name for one in sources.values())),
+        claims={label: values for one in reversed(sources.values()) for label, values in one.claims.items()},
+        claims_source=next((one.claims_source for one in sources.values() if one.claims_source), None),
+        environment=join_environments([run.environment for run in ordered if run.environment]),
+        runs=ordered,
+    )
+    return merged, remarks, alike
+
+
+def deciding(recipe: dict[str, Any]) -> dict[str, Any]:
+    """The parts of a recipe that decide a result, by dotted names; encodings and seeds may vary."""
+    # older recipes get today's names and defaults
+    with contextlib.suppress(ValueError):
+        recipe = resolved(parse_recipe(recipe))
+    found: dict[str, Any] = {}
+    for part in ("task", "model", "train"):
+        for key, value in (recipe.get(part) or {}).items():
+            if part != "train" or not any(word in key for word in UNIMPORTANT):
+                found[f"{part}.{key}"] = list(value) if isinstance(value, tuple) else value
+    found["evaluation.share"] = (recipe.get("evaluation") or {}).get("share")
+    return found
+
+
+def differing(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
+    """Settings in which two recipes differ, in words."""
+    return [f"{key} {one.get(key)} and {other.get(key)}" for key in {**one, **other} if one.get(key) != other.get(key)]
+
+
+def to_csv(columns: list[str], rows: list[list[Any]]) -> str:
+    """CSV text; empty where there is no value."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows([["" if cell is None else cell for cell in row] for row in rows])
+    return text.getvalue()
+
+
+def figures_csv(summary: Summary) -> str:
+    """One line per encoding and metric: figures over seeds, and the paired difference to the first encoding."""
+    columns = [
+        "label", "encoding", "metric", "unit", "higher_is_better", "headline", "seeds", "mean", "deviation", "low",
+        "high", "difference_to", "difference", "difference_low", "difference_high", "pairs",
+    ]  # fmt: skip
+    first = summary.groups[0]
+    rows = []
+    for group in summary.groups:
+        for name in [summary.headline, *(name for name in summary.names if name != summary.headline)]:
+            spread = group.metric(name)
+            if spread is None:
+                continue
+            rows.append(
+                [
+                    group.label, group.kind, name, summary.unit(name), summary.higher_is_better(name),
+                    name == summary.headline, spread.count, spread.mean, spread.deviation, spread.low, spread.high,
+                    *difference_cells(group, first, name),
+                ]
+            )  # fmt: skip
+    return to_csv(columns, rows)
+
+
+def difference_cells(group: Group, first: Group, name: str) -> list[Any]:
+    """The label compared with, the mean difference, its 95 % interval and the number of pairs."""
+    spread: Spread | None = None if group is first else group.minus(first, name)
+    if spread is None:
+        return [None] * 5
+    low, high = spread.interval or (None, None)
+    return [first.label, spread.mean, low, high, spread.count]
+
+
+def runs_csv(summary: Summary) -> str:
+    """One line per run and metric."""
+    columns = [
+        "label", "encoding", "seed", "status", "metric", "unit", "value", "parameters", "steps", "trained_tokens",
+        "seconds",
+    ]  # fmt: skip
+    rows = []
+    for group in summary.groups:
+        for run in group.runs:
+            cost = [run.parameters, run.steps, run.trained_tokens, run.seconds]
+            about = [run.label, group.kind, run.seed, run.status]
+            metrics = run.evaluation.metrics if run.evaluation else {}
+            rows += [[*about, name, summary.unit(name), value, *cost] for name, value in metrics.items()]
+            if not metrics:
+                rows.append([*about, None, None, None, *cost])
+    return to_csv(columns, rows)
+
+
+def comparison_latex(summary: Summary) -> str:
+    """All tables of figures; differences have their intervals."""
+    tables = [latex_table(headline_table(summary))]
+    for part in PARTS:
+        names = [name for name in summary.metric_names(part) if name != summary.headline]
+        if names:
+            tables.append(latex_table(metric_table(summary, part, names)))
+    paired = paired_table(summary, list(dict.fromkeys([summary.headline, *summary.metric_names(PARTS[1])])))
+    if paired is not None:
+        tables.append(latex_table(paired, details=True))
+    return "\n\n".join(["% needs \\usepackage{booktabs}", *tables]) + "\n"
+
+
+def write_merged_evaluation(sources: dict[str, EvaluationReport], out: Path) -> list[str]:
+    """Pages, CSV and LaTeX of one evaluation of several models."""
+    (first_name, first), *others = sources.items()
+    for name, one in others:
+        difference = find_difference(first.to_dict(), one.to_dict(), ("task", "options", "examples"))
+        if difference is not None:
+            raise ValueError(f"{first_name!r} and {name!r} are different evaluations; {difference}.")
+    named = {name: replace(one, model={**one.model, "name": name}) for name, one in sources.items()}
+    write_evaluation(named[first_name], {name: one for name, one in named.items() if name != first_name}, out)
+    names = list(dict.fromkeys(name for one in named.values() for name in (*one.metrics, *one.short)))
+    rows = [
+        [model, metric, one.metric(metric).unit, one.metric(metric).higher_is_better, metric == one.headline, value]
+        for model, one in named.items()
+        for metric in names
+        if (value := one.metrics.get(metric, one.short.get(metric))) is not None
+    ]
+    columns = ["model", "metric", "unit", "higher_is_better", "headline", "value"]
+    write_text(out / "report.csv", to_csv(columns, rows))
+    tables = [latex_table(table) for table in evaluation_tables(named) if table.rows]
+    write_text(out / "report.tex", "\n\n".join(["% needs \\usepackage{booktabs}", *tables]) + "\n")
+    return [name for name in FILES if name != "runs.csv"]
