@@ -16,33 +16,33 @@ import time
 
 import torch
 
-from equitape.evaluation import load_subject
-from equitape.evaluation.generate import write_tokens
-from equitape.evaluation.steps import PLAIN_STEPS, choose_writing, takes_steps
+from equitape.evaluation import load_evaluated_model
+from equitape.tasks.decoding import write_tokens
+from equitape.tasks.static_decoding import PLAIN_STEPS, choose_writing, takes_steps
 from equitape.training.environment import describe_environment
 
 TOKENS = {"graph": (16, 80), "generate": (1, 33), "uncached": (1, 3)}
 """Of the shorter and the longer answer. That of a graph is long enough to be worth one."""
 
 
-def seconds_of(subject, prompts, new_tokens):
+def seconds_of(evaluated, prompts, new_tokens):
     """Of one call that writes answers of this many tokens."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     began = time.perf_counter()
-    written = write_tokens(subject, prompts, new_tokens, ends=[])
+    written = write_tokens(evaluated, prompts, new_tokens, ends=[])
     assert all(len(answer) == new_tokens for answer in written)
     return time.perf_counter() - began
 
 
-def measure(subject, prompts, way):
+def measure(evaluated, prompts, way):
     """Seconds of the shorter answer, and of every further token."""
-    subject.uses_cache = way != "uncached"
-    subject.writing = "graph" if way == "graph" else "generate"
+    evaluated.uses_cache = way != "uncached"
+    evaluated.writing = "graph" if way == "graph" else "generate"
     short, long = TOKENS[way]
-    seconds_of(subject, prompts, short + 1)
-    times = [[seconds_of(subject, prompts, count) for count in (short, long)] for _ in range(3)]
-    if way == "graph" and choose_writing(subject, [len(prompt) for prompt in prompts], long) != "graph":
+    seconds_of(evaluated, prompts, short + 1)
+    times = [[seconds_of(evaluated, prompts, count) for count in (short, long)] for _ in range(3)]
+    if way == "graph" and choose_writing(evaluated, [len(prompt) for prompt in prompts], long) != "graph":
         raise SystemExit("This model's step cannot be captured; a warning above may say why.")
     beginning = statistics.median(first for first, _ in times)
     return beginning, statistics.median((second - first) / (long - short) for first, second in times)
@@ -56,21 +56,21 @@ def main():
     parser.add_argument("--batch", type=int, action="append", help="prompts at a time, repeatable; 1 and 32 if none")
     parser.add_argument("--output", help="JSON file to write")
     given = parser.parse_args()
-    subject = load_subject(given.model, base=given.base)
+    evaluated = load_evaluated_model(given.model, base=given.base)
     # random prompts may be followed by anything
-    subject.model.generation_config.eos_token_id = None
-    captures = subject.device.type == "cuda" and takes_steps(subject)
-    vocabulary = subject.model.config.vocab_size
+    evaluated.model.generation_config.eos_token_id = None
+    captures = evaluated.device.type == "cuda" and takes_steps(evaluated)
+    vocabulary = evaluated.model.config.vocab_size
     found = []
     for batch in given.batch or (1, 32):
         generator = torch.Generator().manual_seed(0)
         prompts = torch.randint(vocabulary, (batch, given.length), generator=generator).tolist()
-        reading, plain = measure(subject, prompts, "generate")
-        _, without = measure(subject, prompts, "uncached")
+        reading, plain = measure(evaluated, prompts, "generate")
+        _, without = measure(evaluated, prompts, "uncached")
         times = {"batch": batch, "cached_ms": 1e3 * plain, "plain_cached_ms": 1e3 * plain, "uncached_ms": 1e3 * without}
         text = "no CUDA graph"
         if captures:
-            beginning, replayed = measure(subject, prompts, "graph")
+            beginning, replayed = measure(evaluated, prompts, "graph")
             tokens = PLAIN_STEPS * plain + (TOKENS["graph"][0] - PLAIN_STEPS) * replayed
             times |= {"cached_ms": 1e3 * replayed, "capture_ms": 1e3 * (beginning - reading - tokens)}
             text = f"{1e3 * plain:.2f} ms by generate; a capture takes {times['capture_ms']:.0f} ms"

@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from cases import build, randomise
 from equitape.data.text import Document
 from equitape.data.tokenizers import byte_tokenizer, train_bpe
-from equitape.evaluation import Subject
+from equitape.evaluation import EvaluatedModel
 
 BYTES = 258
 SENTENCES = "A man went to the river and saw 12 birds. They flew away. The key was on the table.\n"
@@ -34,8 +34,8 @@ def llama(dtype=torch.float64, **changes):
     return model.to(dtype).eval()
 
 
-def subject(model, tokenizer=None, name="small"):
-    return Subject(model=model, tokenizer=tokenizer or byte_tokenizer(), name=name)
+def evaluated(model, tokenizer=None, name="small"):
+    return EvaluatedModel(model=model, tokenizer=tokenizer or byte_tokenizer(), name=name)
 
 
 def save(model, folder, tokenizer=None):

@@ -36,7 +36,13 @@ def invoke(*arguments, code=0):
 
 def test_one_task_and_its_report(ours, tmp_path):
     said = invoke(ours, *PASSKEY, "--out", tmp_path / "out", "--name", "tiny")
-    for words in ("passkey: tiny", "exact match", "short: exact match 300", "exactly the tokens stated", "report.md"):
+    for words in (
+        "passkey: tiny",
+        "exact match",
+        "short: exact match 300",
+        "exactly the stated number of tokens",
+        "report.md",
+    ):
         assert words in said
     assert (tmp_path / "out/report.md").read_text().startswith("# passkey: tiny")
     assert "<h1>passkey: tiny</h1>" in (tmp_path / "out/report.html").read_text()

@@ -4,14 +4,14 @@ import logging
 
 import pytest
 import torch
-from small import BYTES, llama, our_model, subject
+from small import BYTES, evaluated, llama, our_model
 from transformers.utils import logging as transformers_logging
 from writing import prompts, write
 
 from cases import CASES
 from equitape.data.tokenizers import byte_tokenizer
 from equitape.evaluation import Unit
-from equitape.evaluation.generate import FirstLine, batches_of, decode, end_tokens, write_answers, write_tokens
+from equitape.tasks.decoding import FirstLine, batches_of, decode, end_tokens, write_answers, write_tokens
 
 
 def alone(model, prompt, count):
@@ -34,7 +34,7 @@ MODELS = {
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("lengths", [(9, 9, 9), (5, 13, 2, 9)], ids=["one length", "several"])
 def test_answers_together_are_answers_alone(name, lengths):
-    who = subject(MODELS[name]())
+    who = evaluated(MODELS[name]())
     given = prompts(*lengths)
     expected = [alone(who.model, prompt, 6) for prompt in given]
     assert who.mixes_lengths
@@ -50,7 +50,7 @@ def test_beyond_the_context_nothing_but_the_reminder_is_left_out():
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())
     logger = logging.getLogger("transformers.generation.stopping_criteria")
-    who = subject(llama(max_position_embeddings=16))
+    who = evaluated(llama(max_position_embeddings=16))
     generate = who.model.generate
 
     def speaking(*args, **kwargs):
@@ -75,23 +75,23 @@ def test_beyond_the_context_nothing_but_the_reminder_is_left_out():
 
 
 def test_models_without_a_joinable_cache_say_so():
-    assert subject(our_model("tape")).mixes_lengths
-    assert subject(llama()).mixes_lengths
-    assert not subject(our_model("tape", sliding_window=7)).mixes_lengths
-    sampled = subject(our_model("randpe-sampled"))
+    assert evaluated(our_model("tape")).mixes_lengths
+    assert evaluated(llama()).mixes_lengths
+    assert not evaluated(our_model("tape", sliding_window=7)).mixes_lengths
+    sampled = evaluated(our_model("randpe-sampled"))
     assert not sampled.uses_cache
     assert not sampled.mixes_lengths
 
 
 def test_a_model_that_refuses_a_cache_still_answers():
-    who = subject(our_model("randpe-sampled"))
+    who = evaluated(our_model("randpe-sampled"))
     assert len(write_answers(who, prompts(9, 9), 3)) == 2
 
 
 def test_cache_bytes_are_those_of_the_cache():
     # two layers of keys (2 heads, 8 wide) and values; TAPE widens the first layer's values to twice that
-    assert subject(llama()).cache_bytes == 2 * (2 * 8 + 2 * 8) * 8
-    assert subject(our_model("tape")).cache_bytes == ((2 * 8 + 2 * 16) + (2 * 8 + 2 * 8)) * 8
+    assert evaluated(llama()).cache_bytes == 2 * (2 * 8 + 2 * 8) * 8
+    assert evaluated(our_model("tape")).cache_bytes == ((2 * 8 + 2 * 16) + (2 * 8 + 2 * 8)) * 8
 
 
 @pytest.mark.parametrize("lengths", [(40, 40), (40, 33, 21)], ids=["one length", "several"])
@@ -106,7 +106,7 @@ def test_no_logits_but_the_last_and_one_new_token_a_step(make, lengths):
         ),
         with_kwargs=True,
     )
-    who = subject(model)
+    who = evaluated(model)
     heads.clear(), steps.clear()
     write_answers(who, prompts(*lengths), 5)
     assert all(shape[1] == 1 for shape in heads)
@@ -132,7 +132,7 @@ def test_attention_sees_no_mask_where_nothing_is_padded(monkeypatch):
         return attention(query, key, value, attn_mask, *args, **kwargs)
 
     for make in (our_model, llama):
-        who = subject(make())
+        who = evaluated(make())
         monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", watched)
         write_answers(who, prompts(30, 30), 2)
         monkeypatch.undo()
@@ -165,12 +165,12 @@ def test_answers_at_the_limit_are_stopped_unless_they_have_ended(one_line):
 def test_what_ends_answers():
     model = llama()
     model.generation_config.eos_token_id = [5, 256]
-    assert end_tokens(subject(model)) == [256, 5]
+    assert end_tokens(evaluated(model)) == [256, 5]
 
 
 def test_settings_of_the_checkpoint_do_not_leak_in():
     """A checkpoint may ship sampling and penalties for chats; scores are of greedy decoding."""
-    who = subject(llama())
+    who = evaluated(llama())
     given = prompts(12, 12)
     expected = write_tokens(who, given, 8, [256])
     config = who.model.generation_config
@@ -203,7 +203,7 @@ def test_batches_by_length():
 
 def test_a_checkpoint_may_not_choose_words():
     """Its own settings for generation would, on one way of writing and not on the other."""
-    who = subject(llama())
+    who = evaluated(llama())
     free = write(who, "generate", prompts(9, 9), 5)
     own = who.model.generation_config
     own.suppress_tokens = [row[0] for row in free]

@@ -7,11 +7,11 @@ import sys
 
 import pytest
 import torch
-from small import llama, our_model, save, subject
+from small import evaluated, llama, our_model, save
 from typer.testing import CliRunner
 
 from equitape.cli import app
-from equitape.evaluation import build_evaluation, evaluate, load_subject
+from equitape.evaluation import build_evaluation, evaluate, load_evaluated_model
 from equitape.evaluation.harness import main, register_with_harness
 from equitape.report.evaluation import report_folder
 from equitape.tasks.perplexity import perplexity
@@ -84,7 +84,9 @@ def test_both_ways_give_the_same_number(make, tasks, tmp_path, monkeypatch):
     """To the last digit: a model of ours by the harness's command line, a plain Llama by its own class `hf`."""
     folder = save(make(dtype=torch.float32, max_position_embeddings=128), tmp_path / "model")
     options = {"include_path": str(tasks)}
-    ours = evaluate(load_subject(folder, device="cpu"), build_evaluation("lm-eval:colours", options), tmp_path / "out")
+    ours = evaluate(
+        load_evaluated_model(folder, device="cpu"), build_evaluation("lm-eval:colours", options), tmp_path / "out"
+    )
     if make is our_model:
         arguments = ["--model", "hf", "--model_args", f"pretrained={folder}", "--tasks", "colours"]
         theirs = by_harness(tmp_path, monkeypatch, *arguments, "--include_path", str(tasks))["colours"]
@@ -123,7 +125,7 @@ def test_what_the_harness_cuts_is_counted(tasks, tmp_path):
 
     def notes(max_length):
         options = {"include_path": str(tasks), "max_length": max_length, "batch_size": 2}
-        who = subject(llama(dtype=torch.float32, max_position_embeddings=128))
+        who = evaluated(llama(dtype=torch.float32, max_position_embeddings=128))
         task = build_evaluation("lm-eval:colours,numbers", options)
         return evaluate(who, task, tmp_path / f"out{max_length}")["notes"]
 
@@ -147,7 +149,7 @@ def test_rolling_likelihood_agrees_with_our_perplexity(tasks, tmp_path):
     assert math.exp(mine.loss) == pytest.approx(found["byte_perplexity,none"], rel=1e-6)
     # and by the command, which knows bytes
     ours = evaluate(
-        load_subject(folder, device="cpu"),
+        load_evaluated_model(folder, device="cpu"),
         build_evaluation("lm-eval:letters", {"include_path": str(tasks)}),
         tmp_path / "out",
     )
@@ -165,12 +167,12 @@ def test_everything_equitape_loads_runs_under_the_harness(tasks, tmp_path):
         if parameter.requires_grad:
             parameter.data.normal_(std=0.3)
     adapted.save_adapter(tmp_path / "adapter")
-    who = load_subject(str(tmp_path / "adapter"), base=base, device="cpu")
+    who = load_evaluated_model(str(tmp_path / "adapter"), base=base, device="cpu")
     ours = evaluate(who, build_evaluation("lm-eval:letters", {"include_path": str(tasks)}), tmp_path / "out")
     theirs = by_class(tasks, "equitape", f"pretrained={tmp_path / 'adapter'},base={base}", "letters")
     assert ours["metrics"]["letters byte_perplexity"] == theirs["byte_perplexity,none"]
     plain = evaluate(
-        load_subject(base, device="cpu"),
+        load_evaluated_model(base, device="cpu"),
         build_evaluation("lm-eval:letters", {"include_path": str(tasks)}),
         tmp_path / "b",
     )
@@ -187,7 +189,7 @@ aggregate_metric_list: [{metric: acc}]
 def test_a_group_runs_all_its_tasks(tasks, tmp_path):
     (tasks / "both.yaml").write_text(GROUP)
     task = build_evaluation("lm-eval:both", {"include_path": str(tasks)})
-    who = subject(llama(dtype=torch.float32, max_position_embeddings=128))
+    who = evaluated(llama(dtype=torch.float32, max_position_embeddings=128))
     metrics = evaluate(who, task, tmp_path / "out")["metrics"]
     assert {"colours acc", "letters byte_perplexity"} <= set(metrics)
 
@@ -214,7 +216,7 @@ def test_data_that_cannot_be_had_is_told_in_one_sentence(tasks, tmp_path, monkey
 
 
 def test_unknown_tasks_and_a_missing_package(tasks, monkeypatch):
-    who = subject(our_model())
+    who = evaluated(our_model())
     only_these = functools.partial(lm_eval.tasks.TaskManager, include_defaults=False)
     monkeypatch.setattr(lm_eval.tasks, "TaskManager", lambda **given: only_these(include_path=given["include_path"]))
     with pytest.raises(ValueError, match=r"has no task 'colors'. Did you mean 'colours'"):

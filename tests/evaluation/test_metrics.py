@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from equitape.evaluation import metrics
+from equitape.tasks import text_metrics as metrics
 
 # from the description of the metric that the authors of SCROLLS publish
 PREDICTIONS = ["exact match example", "hello there", "general kenobi"]

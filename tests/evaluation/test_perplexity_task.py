@@ -4,13 +4,13 @@ import math
 
 import pytest
 import torch
-from small import llama, our_model, subject
+from small import evaluated, llama, our_model
 from transformers import GPT2Config, GPT2LMHeadModel, OPTConfig, OPTForCausalLM
 
 from equitape.evaluation import build_evaluation, evaluate
-from equitape.evaluation.generate import write_answers
-from equitape.evaluation.perplexity import name_sources
 from equitape.report.evaluation import report_folder
+from equitape.tasks.decoding import write_answers
+from equitape.tasks.perplexity_by_length import name_sources
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def expected(model, documents, length):
 def test_perplexity_by_length_is_that_of_full_logits(make, texts, tmp_path):
     model = make()
     options = {"data": {"letters": str(texts)}, "lengths": [8, 40], "short": 4}
-    report = evaluate(subject(model), build_evaluation("perplexity", options), tmp_path / "out")
+    report = evaluate(evaluated(model), build_evaluation("perplexity", options), tmp_path / "out")
     # only those that have a window of the longest length, at every length
     documents = [(texts / f"{name}.txt").read_text() for name in ("a", "d")]
     for length in (4, 8, 40):
@@ -62,7 +62,8 @@ def test_perplexity_by_length_is_that_of_full_logits(make, texts, tmp_path):
     # the model is meant for 64 tokens
     assert report["metrics"]["perplexity"] == report["metrics"]["perplexity_40"]
     assert "2 of 4 documents" in report["notes"][0]
-    assert "89 at 8" in report["notes"][0]
+    assert "the same 89 tokens at every length" in report["notes"][0]
+    assert report["curves"][0]["y_label"] == "perplexity of the same 89 tokens at every length"
     by_length, by_place = report["curves"]
     assert by_length["x"] == [4, 8, 40]
     losses, places = expected(model, documents, 40)
@@ -77,7 +78,7 @@ def test_perplexity_by_length_is_that_of_full_logits(make, texts, tmp_path):
 def test_strides_windows_and_joining(texts, tmp_path):
     model = our_model()
     base = {"data": str(texts), "lengths": [16], "short": 8}
-    who = subject(model)
+    who = evaluated(model)
 
     def run(name, **options):
         return evaluate(who, build_evaluation("perplexity", {**base, **options}), tmp_path / name)
@@ -88,11 +89,81 @@ def test_strides_windows_and_joining(texts, tmp_path):
     everything = run("all", stride=4, score="all")
     assert "LongLoRA" in everything["protocol"][0]
     few = run("few", windows=1)
-    assert "At most 1 windows" in few["protocol"][0]
+    assert "at most 1 pieces of 16 tokens" in few["protocol"][0]
     # 17 tokens make one window of 16: all four documents have one
-    assert "64 at 16" in few["notes"][0]
+    assert "the same 64 tokens at every length" in few["notes"][0]
     joined = run("joined", join=True)
     assert "1 of 1 documents" in joined["notes"][0]
+
+
+@pytest.mark.parametrize("stride", [None, 4])
+@pytest.mark.parametrize("windows", [1, 2, 3, None])
+def test_every_length_scores_the_same_tokens(windows, stride, texts, tmp_path):
+    """A model whose loss depends on the predicted token alone has the same perplexity at every length."""
+    model = our_model()
+    (texts / "a.txt").write_text("".join(chr(97 + place * place % 26) for place in range(157)))
+    torch.nn.init.zeros_(model.get_output_embeddings().weight)
+    bias = torch.linspace(-3, 3, 258, dtype=torch.float64)
+    model.get_output_embeddings().register_forward_hook(lambda module, given, logits: logits + bias)
+    options = {"data": str(texts), "lengths": [8, 24, 48], "short": 5, "windows": windows, "stride": stride}
+    report = evaluate(evaluated(model), build_evaluation("perplexity", options), tmp_path / "out")
+    values = [report["metrics"][f"perplexity_{length}"] for length in (5, 8, 24, 48)]
+    assert values == pytest.approx([values[0]] * 4, rel=1e-9)
+    assert "at every length" in report["curves"][0]["y_label"]
+
+
+def test_pieces_are_scored_with_the_context_before_them(tmp_path, monkeypatch):
+    """With a stride, a piece begins with as much context as any other token has."""
+    monkeypatch.setenv("EQUITAPE_CACHE", str(tmp_path / "cache"))
+    text = "".join(chr(97 + place * 7 % 26) for place in range(101))
+    (tmp_path / "long.txt").write_text(text)
+    model = our_model()
+    options = {"data": str(tmp_path / "long.txt"), "lengths": [20], "short": 10, "stride": 5, "windows": 2}
+    report = evaluate(evaluated(model), build_evaluation("perplexity", options), tmp_path / "out")
+    tokens = list(text.encode())
+    for length in (10, 20):
+        losses = []
+        # the first and the last of five pieces
+        for start in (*range(0, 20, 5), *range(80, 100, 5)):
+            begin = max(0, start + 5 - length)
+            losses += full_losses(model, tokens[begin : start + 6])[start - begin :].tolist()
+        assert len(losses) == 40
+        expected_value = math.exp(sum(losses) / len(losses))
+        assert report["metrics"][f"perplexity_{length}"] == pytest.approx(expected_value, rel=1e-6)
+
+
+def test_intervals_are_over_documents(texts, tmp_path):
+    options = {"data": str(texts), "lengths": [16], "short": 8}
+    report = evaluate(evaluated(our_model()), build_evaluation("perplexity", options), tmp_path / "out")
+    assert set(report["intervals"]) == {"perplexity", "perplexity_8", "perplexity_16"}
+    low, high = report["intervals"]["perplexity_16"]
+    assert low < report["metrics"]["perplexity_16"] < high
+    single = build_evaluation("perplexity", {**options, "data": str(texts / "a.txt")})
+    assert evaluate(evaluated(our_model()), single, tmp_path / "single")["intervals"] == {}
+
+
+def test_long_documents_are_done_in_small_units(texts, tmp_path, monkeypatch):
+    options = {"data": str(texts), "lengths": [16], "short": 8}
+    plain = evaluate(evaluated(our_model()), build_evaluation("perplexity", options), tmp_path / "plain")
+    monkeypatch.setattr("equitape.tasks.perplexity_by_length.UNIT_TOKENS", 17)
+    task = build_evaluation("perplexity", options)
+    split = evaluate(evaluated(our_model()), task, tmp_path / "split")
+    assert split["examples"]["units"] > plain["examples"]["units"] == 8
+    assert split["metrics"] == pytest.approx(plain["metrics"], rel=1e-12)
+    assert split["intervals"]["perplexity_8"] == pytest.approx(plain["intervals"]["perplexity_8"], rel=1e-12)
+    for left, right in zip(split["curves"], plain["curves"], strict=True):
+        assert left["y"] == pytest.approx(right["y"], rel=1e-12)
+
+
+def test_nan_weights_are_a_result_that_can_be_read_again(texts, tmp_path):
+    model = our_model()
+    torch.nn.init.constant_(model.get_output_embeddings().weight, math.nan)
+    options = {"data": str(texts), "lengths": [16], "short": 8}
+    report = evaluate(evaluated(model), build_evaluation("perplexity", options), tmp_path / "out")
+    assert report["metrics"]["perplexity_16"] is None
+    again = build_evaluation("perplexity", options)
+    assert evaluate(evaluated(model), again, tmp_path / "out", resume=True)["metrics"] == report["metrics"]
+    report_folder(tmp_path / "out")
 
 
 def test_joined_documents_share_their_bytes(texts, tmp_path):
@@ -104,7 +175,7 @@ def test_joined_documents_share_their_bytes(texts, tmp_path):
     assert len(tokens) == size + 4
     model, length = our_model(), len(tokens) - 1
     options = {"data": str(texts), "lengths": [length], "short": length, "join": True}
-    found = evaluate(subject(model), build_evaluation("perplexity", options), tmp_path / "out")["metrics"]
+    found = evaluate(evaluated(model), build_evaluation("perplexity", options), tmp_path / "out")["metrics"]
     loss = float(full_losses(model, tokens).mean())
     assert found[f"perplexity_{length}"] == pytest.approx(math.exp(loss), rel=1e-6)
     assert found[f"bits_per_byte_{length}"] == pytest.approx(loss / math.log(2) * len(tokens) / size, rel=1e-6)
@@ -112,7 +183,7 @@ def test_joined_documents_share_their_bytes(texts, tmp_path):
 
 def test_several_texts_keep_their_names(texts, tmp_path):
     options = {"data": {"one": str(texts / "a.txt"), "two": str(texts / "d.txt")}, "lengths": [16], "short": 8}
-    report = evaluate(subject(our_model()), build_evaluation("perplexity", options), tmp_path / "out")
+    report = evaluate(evaluated(our_model()), build_evaluation("perplexity", options), tmp_path / "out")
     assert {"perplexity_one_16", "perplexity_two_8", "bits_per_byte_two_16"} <= set(report["metrics"])
     assert set(report["short"]) == {"perplexity_one_8", "perplexity_two_8"}
     assert len(report["curves"]) == 4
@@ -124,7 +195,7 @@ def test_texts_with_the_same_last_name_are_all_scored(texts, tmp_path):
         (tmp_path / folder / "test.txt").write_text((texts / f"{name}.txt").read_text())
     data = [str(tmp_path / "x/test.txt"), str(tmp_path / "y/test.txt"), str(texts / "a.txt")]
     task = build_evaluation("perplexity", {"data": data, "lengths": [16], "short": 8})
-    report = evaluate(subject(our_model()), task, tmp_path / "out")
+    report = evaluate(evaluated(our_model()), task, tmp_path / "out")
     for name in ("x/test.txt", "y/test.txt", "a.txt"):
         assert f"perplexity_{name}_16" in report["metrics"]
     assert report["metrics"]["perplexity_x/test.txt_16"] == report["metrics"]["perplexity_a.txt_16"]
@@ -157,8 +228,8 @@ def test_default_lengths_are_what_text_and_context_allow(tmp_path, monkeypatch):
     monkeypatch.setenv("EQUITAPE_CACHE", str(tmp_path / "cache"))
     (tmp_path / "long.txt").write_text("ab" * 1500)
     task = build_evaluation("perplexity", {"data": str(tmp_path / "long.txt")})
-    assert {unit.length for unit in task.prepare(subject(our_model(max_position_embeddings=512)))} == {256, 512, 1024}
-    assert {unit.length for unit in task.prepare(subject(our_model(max_position_embeddings=4096)))} == {
+    assert {unit.length for unit in task.prepare(evaluated(our_model(max_position_embeddings=512)))} == {256, 512, 1024}
+    assert {unit.length for unit in task.prepare(evaluated(our_model(max_position_embeddings=4096)))} == {
         256,
         512,
         1024,
@@ -170,7 +241,7 @@ def test_a_length_that_the_model_refuses_is_told_and_not_fatal(texts, tmp_path):
     """A learned table ends."""
     model = our_model("learned", max_position_embeddings=20)
     options = {"data": str(texts), "lengths": [16, 32], "short": 8}
-    report = evaluate(subject(model), build_evaluation("perplexity", options), tmp_path / "out")
+    report = evaluate(evaluated(model), build_evaluation("perplexity", options), tmp_path / "out")
     assert "perplexity_16" in report["metrics"]
     assert "perplexity_32" not in report["metrics"]
     assert any("2 units could not be run" in note or "units could not be run" in note for note in report["notes"])
@@ -185,7 +256,7 @@ def test_a_table_of_transformers_is_not_left(name, texts, tmp_path):
     else:
         heads = {"hidden_size": 32, "ffn_dim": 32, "word_embed_proj_dim": 32, "num_attention_heads": 2}
         model = OPTForCausalLM(OPTConfig(max_position_embeddings=20, num_hidden_layers=1, **heads, **sizes))
-    who = subject(model.eval())
+    who = evaluated(model.eval())
     options = {"data": str(texts), "lengths": [20, 21], "short": 8}
     report = evaluate(who, build_evaluation("perplexity", options), tmp_path / "out")
     assert "perplexity_20" in report["metrics"]
@@ -197,17 +268,17 @@ def test_a_table_of_transformers_is_not_left(name, texts, tmp_path):
 
 
 def test_only_tables_of_positions_end():
-    assert subject(llama()).table is None
+    assert evaluated(llama()).table is None
     # as many words as positions
-    assert subject(llama(max_position_embeddings=258)).table is None
+    assert evaluated(llama(max_position_embeddings=258)).table is None
     # says so itself
-    assert subject(our_model("learned")).table is None
+    assert evaluated(our_model("learned")).table is None
 
 
 @pytest.mark.parametrize(("context", "words"), [(16, "the longest inside"), (4, "the longest; all are beyond")])
 def test_where_the_headline_is(context, words, texts, tmp_path):
     options = {"data": str(texts), "lengths": [16, 32], "short": 8}
-    who = subject(llama(max_position_embeddings=context))
+    who = evaluated(llama(max_position_embeddings=context))
     report = evaluate(who, build_evaluation("perplexity", options), tmp_path / "out")
     place = 16 if context == 16 else 32
     assert f"The headline is at {place} tokens, {words} the model's context of {context}." in report["protocol"]
@@ -228,4 +299,4 @@ def test_where_the_headline_is(context, words, texts, tmp_path):
 def test_wrong_options(options, message, texts):
     given = {key: str(texts) if value == "TEXTS" else value for key, value in options.items()}
     with pytest.raises(ValueError, match=message):
-        build_evaluation("perplexity", given).prepare(subject(our_model()))
+        build_evaluation("perplexity", given).prepare(evaluated(our_model()))

@@ -7,9 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small import SENTENCES, bpe_tokenizer, tokenizer_with_start
 
+from equitape.data.pieces import PieceTokenizer
 from equitape.data.tokenizers import byte_tokenizer
-from equitape.evaluation.needle_kinds import COMMON, KINDS, word_list
-from equitape.evaluation.prompts import Filler, Hidden, PieceTokenizer, PromptMaker, TooShortError, hide
+from equitape.tasks.haystack import Filler, Hidden, PromptMaker, TooShortError, hide
+from equitape.tasks.needle_kinds import COMMON, KINDS, word_list
 
 TOKENIZERS = {"bytes": byte_tokenizer, "bpe": bpe_tokenizer, "start": tokenizer_with_start}
 

@@ -4,14 +4,14 @@ import json
 import re
 
 import pytest
-from small import Reader, subject
+from small import Reader, evaluated
 
 from equitape.data.text import Document
 from equitape.data.tokenizers import train_bpe
 from equitape.evaluation import build_evaluation, evaluate, rescore
-from equitape.evaluation.passkey import KEY as KEY_LINE
-from equitape.evaluation.passkey import OPENING, QUESTION, first_number
 from equitape.report.evaluation import report_folder
+from equitape.tasks.passkey import KEY as KEY_LINE
+from equitape.tasks.passkey import OPENING, QUESTION, first_number
 
 KEY = r"pass key is (\d{5})\. Remember"
 NUMBER = r"for ([a-z-]+) is: (\d+)(?s:.*)What is the special magic number for \1 "
@@ -19,7 +19,7 @@ NUMBER = r"for ([a-z-]+) is: (\d+)(?s:.*)What is the special magic number for \1
 
 def run(tmp_path, reader, name, options, **more):
     task = build_evaluation(name, options)
-    report = evaluate(subject(reader), task, tmp_path / "out", **more)
+    report = evaluate(evaluated(reader), task, tmp_path / "out", **more)
     lines = [json.loads(line) for line in (tmp_path / "out/results.jsonl").read_text().splitlines()]
     return report, [line["record"] for line in lines]
 
@@ -81,7 +81,7 @@ def test_first_number():
 @pytest.mark.parametrize("name", ["passkey", "needles"])
 def test_lengths_follow_the_models_context(name, tmp_path):
     reader = Reader("nothing", context=2048)
-    units = build_evaluation(name, {"short": 1200}).prepare(subject(reader))
+    units = build_evaluation(name, {"short": 1200}).prepare(evaluated(reader))
     assert sorted({unit.length for unit in units}) == [1200, 2048, 4096]
 
 
@@ -129,7 +129,7 @@ def test_filler_from_text(tmp_path):
     ("name", "options", "message"),
     [
         ("passkey", {"lengths": [0]}, "0 is no length"),
-        ("passkey", {"lengths": [100.5]}, "100.5 is no length"),
+        ("passkey", {"lengths": [100.5]}, "each a whole number"),
         ("passkey", {"depths": [1.5]}, "numbers from 0 to 1"),
         ("passkey", {"samples": 0}, "samples is 0"),
         ("passkey", {"sample": 1}, "no option 'sample'. Did you mean 'samples'"),
@@ -153,7 +153,7 @@ def test_a_length_below_the_prompt_is_refused_before_any_work(name, tmp_path):
     with pytest.raises(
         ValueError, match=rf"Task '{name}'.*A prompt of 60 tokens cannot be made.*does for all"
     ) as error:
-        evaluate(subject(reader), build_evaluation(name, {"lengths": [60, 500]}), tmp_path / "out")
+        evaluate(evaluated(reader), build_evaluation(name, {"lengths": [60, 500]}), tmp_path / "out")
     assert not reader.seen
     assert not (tmp_path / "out").exists()
     # the length that it names does, though other words are drawn for it
@@ -167,18 +167,18 @@ def test_every_needle_is_measured_before_any_work(short):
     """The words of some samples are longer than those of the first."""
     options = {"kinds": ["multiquery"], "short": short, "lengths": [640, 1024], "samples": 20}
     with pytest.raises(ValueError, match=r"Task 'needles', kind 'multiquery': A prompt of \d+ tokens") as error:
-        build_evaluation("needles", options).prepare(subject(Reader("x")))
+        build_evaluation("needles", options).prepare(evaluated(Reader("x")))
     needed, enough = map(int, re.search(r"up to (\d+)\. A length of (\d+) does", str(error.value)).groups())
     assert short < needed <= enough
     task = build_evaluation("needles", {**options, "short": enough, "lengths": [enough, 1024]})
-    units = task.prepare(subject(Reader("x")))
+    units = task.prepare(evaluated(Reader("x")))
     assert {len(task.make(unit.content).tokens) for unit in units} == {enough, 1024}
 
 
 def test_every_passkey_is_measured_before_any_work():
     """Some numbers take more tokens than the first."""
     numbers = " ".join(str(number) for number in range(10000, 14000, 7))
-    who = subject(Reader("x", vocab_size=400), train_bpe([Document("numbers", numbers)], 400))
+    who = evaluated(Reader("x", vocab_size=400), train_bpe([Document("numbers", numbers)], 400))
     task = build_evaluation("passkey", {"lengths": [1000], "short": 1000})
     task.prepare(who)
     encode = task.maker.encode
@@ -209,7 +209,7 @@ def test_the_short_length_is_what_the_tokenizer_needs(tmp_path):
         f"in them."
     ]
     assert rescore(tmp_path / "out") == report
-    again = evaluate(subject(Reader(NUMBER)), build_evaluation("needles", options), tmp_path / "out", resume=True)
+    again = evaluate(evaluated(Reader(NUMBER)), build_evaluation("needles", options), tmp_path / "out", resume=True)
     assert again["metrics"] == report["metrics"]
     # where 512 do they stay, and it is not said
     few, _ = run(tmp_path / "few", Reader(NUMBER), "needles", {**options, "kinds": ["single"]})
@@ -221,21 +221,21 @@ def test_the_short_length_is_what_the_tokenizer_needs(tmp_path):
 
 
 def test_default_lengths_begin_where_all_prompts_fit():
-    units = build_evaluation("needles").prepare(subject(Reader("x", context=4096)))
+    units = build_evaluation("needles").prepare(evaluated(Reader("x", context=4096)))
     assert sorted({unit.length for unit in units})[1:] == [1024, 2048, 4096, 8192]
-    units = build_evaluation("passkey").prepare(subject(Reader("x", context=4096)))
+    units = build_evaluation("passkey").prepare(evaluated(Reader("x", context=4096)))
     assert sorted({unit.length for unit in units}) == [512, 1024, 2048, 4096, 8192]
 
 
 def test_filler_without_words_is_refused(tmp_path):
     (tmp_path / "blank.txt").write_text(" \n\n \n")
     with pytest.raises(ValueError, match=r"The filler '.*blank.txt' holds no words; name a text that does"):
-        build_evaluation("passkey", {"filler": str(tmp_path / "blank.txt")}).prepare(subject(Reader("x")))
+        build_evaluation("passkey", {"filler": str(tmp_path / "blank.txt")}).prepare(evaluated(Reader("x")))
 
 
 def test_missing_filler_is_refused(tmp_path):
     with pytest.raises(ValueError, match="There is no file or folder"):
-        build_evaluation("passkey", {"filler": str(tmp_path / "none")}).prepare(subject(Reader("x")))
+        build_evaluation("passkey", {"filler": str(tmp_path / "none")}).prepare(evaluated(Reader("x")))
 
 
 def test_reports_are_made_again_without_a_model(tmp_path):

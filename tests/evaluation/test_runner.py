@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from small import Reader, our_model, subject
+from small import Reader, evaluated, our_model
 
 from equitape.evaluation import build_evaluation, evaluate, rescore
 from equitape.evaluation.runner import add_cost
@@ -37,10 +37,10 @@ def lines(folder):
 
 
 def test_an_interrupted_run_goes_on_where_it_was(tmp_path):
-    whole = evaluate(subject(Reader(KEY)), passkey(), tmp_path / "whole", batch_tokens=1200)
+    whole = evaluate(evaluated(Reader(KEY)), passkey(), tmp_path / "whole", batch_tokens=1200)
     folder = tmp_path / "part"
     with pytest.raises(KeyboardInterrupt):
-        evaluate(subject(Interrupted(3)), passkey(), folder, batch_tokens=1200)
+        evaluate(evaluated(Interrupted(3)), passkey(), folder, batch_tokens=1200)
     # two batches of two prompts of 600 tokens were done
     assert len(lines(folder)) == 4
     kept = lines(folder)
@@ -48,7 +48,7 @@ def test_an_interrupted_run_goes_on_where_it_was(tmp_path):
     with (folder / "results.jsonl").open("a") as file:
         file.write('{"unit": "400/0')
     reader = Interrupted(100)
-    report = evaluate(subject(reader), passkey(), folder, resume=True, batch_tokens=1200)
+    report = evaluate(evaluated(reader), passkey(), folder, resume=True, batch_tokens=1200)
     assert sum(rows for rows, _ in reader.seen) == 12 - 4
     assert lines(folder)[:4] == kept
     assert sorted(lines(folder)) == sorted(lines(tmp_path / "whole"))
@@ -57,32 +57,34 @@ def test_an_interrupted_run_goes_on_where_it_was(tmp_path):
     assert report["cost"]["tokens"] == whole["cost"]["tokens"] == 6 * (400 + 600)
     # nothing is left to do
     reader = Interrupted(100)
-    assert evaluate(subject(reader), passkey(), folder, resume=True)["metrics"] == whole["metrics"]
+    assert evaluate(evaluated(reader), passkey(), folder, resume=True)["metrics"] == whole["metrics"]
     assert not reader.seen
 
 
 def test_a_run_with_other_settings_is_refused(tmp_path):
     folder = tmp_path / "out"
-    evaluate(subject(Reader(KEY)), passkey(), folder)
+    evaluate(evaluated(Reader(KEY)), passkey(), folder)
     before = lines(folder)
     with pytest.raises(ValueError, match="holds an evaluation already; go on with it by --resume"):
-        evaluate(subject(Reader(KEY)), passkey(), folder)
+        evaluate(evaluated(Reader(KEY)), passkey(), folder)
     with pytest.raises(ValueError, match="begun with other settings: options: samples was 3, now it is 5"):
-        evaluate(subject(Reader(KEY)), passkey(samples=5), folder, resume=True)
+        evaluate(evaluated(Reader(KEY)), passkey(samples=5), folder, resume=True)
     with pytest.raises(ValueError, match="begun with other settings: task: task was passkey, now it is needles"):
-        evaluate(subject(Reader(KEY, context=3000)), build_evaluation("needles", {"short": 2000}), folder, resume=True)
+        evaluate(
+            evaluated(Reader(KEY, context=3000)), build_evaluation("needles", {"short": 2000}), folder, resume=True
+        )
     other = Reader(KEY)
     torch.nn.init.constant_(other.embedding.weight, 3.0)
     with pytest.raises(ValueError, match="begun with other settings: model: weights was"):
-        evaluate(subject(other), passkey(), folder, resume=True)
+        evaluate(evaluated(other), passkey(), folder, resume=True)
     assert lines(folder) == before
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="is a file"):
-        evaluate(subject(Reader(KEY)), passkey(), tmp_path / "file")
+        evaluate(evaluated(Reader(KEY)), passkey(), tmp_path / "file")
     (tmp_path / "full").mkdir()
     (tmp_path / "full/thing").write_text("")
     with pytest.raises(ValueError, match="is not empty and holds no evaluation"):
-        evaluate(subject(Reader(KEY)), passkey(), tmp_path / "full")
+        evaluate(evaluated(Reader(KEY)), passkey(), tmp_path / "full")
 
 
 def test_text_that_changed_is_another_evaluation(tmp_path, monkeypatch):
@@ -90,7 +92,7 @@ def test_text_that_changed_is_another_evaluation(tmp_path, monkeypatch):
     text = tmp_path / "text.txt"
     text.write_text("abcdefgh" * 10)
     options = {"data": str(text), "lengths": [16], "short": 8}
-    who = subject(our_model())
+    who = evaluated(our_model())
     evaluate(who, build_evaluation("perplexity", options), tmp_path / "out")
     moved = tmp_path / "moved.txt"
     moved.write_text(text.read_text())
@@ -107,18 +109,18 @@ def test_filler_that_changed_is_another_evaluation(name, own, tmp_path):
     filler = tmp_path / "filler.txt"
     options = {"lengths": [700], "short": 700, "samples": 1, "filler": str(filler), **own}
     filler.write_text("The sea was calm. We sailed on.\n" * 40)
-    first = evaluate(subject(Reader(KEY)), build_evaluation(name, options), tmp_path / "out")
-    again = evaluate(subject(Reader(KEY)), build_evaluation(name, options), tmp_path / "out", resume=True)
+    first = evaluate(evaluated(Reader(KEY)), build_evaluation(name, options), tmp_path / "out")
+    again = evaluate(evaluated(Reader(KEY)), build_evaluation(name, options), tmp_path / "out", resume=True)
     assert again["metrics"] == first["metrics"]
     filler.write_text("The sun was bright. We walked on.\n" * 40)
     with pytest.raises(ValueError, match="begun with other settings: examples: filler was"):
-        evaluate(subject(Reader(KEY)), build_evaluation(name, options), tmp_path / "out", resume=True)
+        evaluate(evaluated(Reader(KEY)), build_evaluation(name, options), tmp_path / "out", resume=True)
 
 
 def test_costs_add_up(tmp_path):
     """Over batches, and over a run that was interrupted and went on."""
     for tokens, seconds in ((100, 1.0), (30, 0.5), (7, 2.0)):
-        add_cost(tmp_path, subject(Reader(KEY)), tokens, seconds, {"torch": "2"})
+        add_cost(tmp_path, evaluated(Reader(KEY)), tokens, seconds, {"torch": "2"})
     cost = json.loads((tmp_path / "cost.json").read_text())
     assert cost == {"seconds": 3.5, "tokens": 137, "peak_mib": None, "environment": {"torch": "2"}}
 
@@ -140,7 +142,7 @@ class Tight(Reader):
 
 def test_batches_shrink_until_they_fit(tmp_path):
     reader = Tight(1300)
-    report = evaluate(subject(reader), passkey(), tmp_path / "out")
+    report = evaluate(evaluated(reader), passkey(), tmp_path / "out")
     assert report["metrics"]["exact_match"] == 100
     assert reader.tried[0] == 3600
     # once it is known what fits, nothing larger is tried
@@ -149,13 +151,13 @@ def test_batches_shrink_until_they_fit(tmp_path):
 
 
 def test_what_never_fits_is_told(tmp_path):
-    report = evaluate(subject(Tight(450)), passkey(), tmp_path / "out")
+    report = evaluate(evaluated(Tight(450)), passkey(), tmp_path / "out")
     assert report["metrics"]["exact_match_400"] == 100
     assert "exact_match_600" not in report["metrics"]
     assert "6 units could not be run: 600 tokens do not fit into memory." in report["notes"]
     # more memory: only what failed is tried again
     reader = Tight(10**6)
-    report = evaluate(subject(reader), passkey(), tmp_path / "out", resume=True)
+    report = evaluate(evaluated(reader), passkey(), tmp_path / "out", resume=True)
     assert {length for _, length in reader.seen} == {600}
     assert report["metrics"]["exact_match_600"] == 100
     assert not any("could not" in note for note in report["notes"])
@@ -165,19 +167,19 @@ def test_nothing_done_at_all_is_an_error(tmp_path):
     with pytest.raises(
         ValueError, match=r"has no results: 600 tokens do not fit|has no results: 400 tokens do not fit"
     ):
-        evaluate(subject(Tight(10)), passkey(), tmp_path / "out")
+        evaluate(evaluated(Tight(10)), passkey(), tmp_path / "out")
 
 
 def test_a_report_of_half_a_run_says_so(tmp_path):
     with pytest.raises(KeyboardInterrupt):
-        evaluate(subject(Interrupted(2)), passkey(), tmp_path / "out", batch_tokens=1200)
+        evaluate(evaluated(Interrupted(2)), passkey(), tmp_path / "out", batch_tokens=1200)
     report = rescore(tmp_path / "out")
     assert report["notes"][0] == "Not finished: 10 of 12 units are missing."
 
 
 def test_two_models_side_by_side(tmp_path):
-    evaluate(subject(Reader(KEY), name="all"), passkey(), tmp_path / "all")
-    evaluate(subject(Reader(KEY, sight=200), name="end"), passkey(), tmp_path / "end")
+    evaluate(evaluated(Reader(KEY), name="all"), passkey(), tmp_path / "all")
+    evaluate(evaluated(Reader(KEY, sight=200), name="end"), passkey(), tmp_path / "end")
     report = rescore(tmp_path / "end")
     report_folder(tmp_path / "end", {"original": tmp_path / "all"})
     page = (tmp_path / "end/report.md").read_text()
@@ -189,7 +191,7 @@ def test_two_models_side_by_side(tmp_path):
     assert report["model"]["name"] == "end"
     with pytest.raises(ValueError, match="Two models are called 'end'"):
         report_folder(tmp_path / "end", {"end": tmp_path / "all"})
-    evaluate(subject(Reader(KEY)), passkey(samples=1), tmp_path / "other")
+    evaluate(evaluated(Reader(KEY)), passkey(samples=1), tmp_path / "other")
     with pytest.raises(ValueError, match="cannot stand beside this one; options: samples was 1, now it is 3"):
         report_folder(tmp_path / "end", {"other": tmp_path / "other"})
     with pytest.raises(ValueError, match="There is no report to show beside"):
@@ -197,7 +199,7 @@ def test_two_models_side_by_side(tmp_path):
 
 
 def test_reports_say_how_they_were_made(tmp_path):
-    report = evaluate(subject(our_model()), passkey(lengths=[400], samples=1), tmp_path / "out")
+    report = evaluate(evaluated(our_model()), passkey(lengths=[400], samples=1), tmp_path / "out")
     assert json.loads((tmp_path / "out/report.json").read_text()) == report
     assert report["model"]["encoding"]["kind"] == "tape"
     assert report["model"]["dtype"] == "float64"
@@ -206,7 +208,7 @@ def test_reports_say_how_they_were_made(tmp_path):
     assert {"torch", "device", "commit", "date"} <= set(report["environment"])
     report_folder(tmp_path / "out")
     page = (tmp_path / "out/report.md").read_text()
-    for words in ("option samples", "model weights", "torch", "exactly the tokens stated"):
+    for words in ("option samples", "model weights", "torch", "exactly the stated number of tokens"):
         assert words in page
 
 
@@ -220,5 +222,5 @@ def test_a_folder_without_an_evaluation(content, tmp_path):
 def test_the_context_of_a_model_is_the_length_it_was_trained_on():
     """A model built to be scored at eight times that length announces room for it, and is not meant for it."""
     model = our_model("rope", max_position_embeddings=512, trained_length=64)
-    assert subject(model).context == 64
-    assert subject(our_model("rope", max_position_embeddings=512)).context == 512
+    assert evaluated(model).context == 64
+    assert evaluated(our_model("rope", max_position_embeddings=512)).context == 512

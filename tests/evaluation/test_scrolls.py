@@ -10,15 +10,15 @@ import zipfile
 
 import huggingface_hub
 import pytest
-from small import Reader, bpe_tokenizer, contract, our_model, subject, write_lines
+from small import Reader, bpe_tokenizer, contract, evaluated, our_model, write_lines
 
+from equitape.data.pieces import PieceTokenizer
+from equitape.data.scrolls import Item, load_examples, make_official_item
+from equitape.data.scrolls_prompts import DATASETS, PromptWriter, kept_parts, question_of
 from equitape.data.tokenizers import byte_tokenizer
 from equitape.evaluation import build_evaluation, evaluate, rescore
-from equitape.evaluation.prompts import PieceTokenizer
-from equitape.evaluation.scrolls import bars_of, score_answers, spread
-from equitape.evaluation.scrolls_data import Item, load_examples, make_official_item
-from equitape.evaluation.scrolls_prompts import DATASETS, PromptWriter, kept_parts, question_of
 from equitape.report.evaluation import report_folder
+from equitape.tasks.scrolls_evaluation import bars_of, score_answers, spread
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_the_usual_places(files, tmp_path, monkeypatch):
 
 def test_a_set_that_scrolls_does_not_have_is_not_looked_for_there(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("equitape.evaluation.scrolls_data.read_official", lambda *_: pytest.fail("asked for"))
+    monkeypatch.setattr("equitape.data.scrolls.read_official", lambda *_: pytest.fail("asked for"))
     with pytest.raises(ValueError, match=r"SCROLLS does not have it. Get it from github.com/nyu-mll/SQuALITY"):
         load_examples("squality")
 
@@ -231,7 +231,7 @@ ANSWER = r"It is ([A-Z][a-z ]+) here"
 def test_answers_scores_and_what_was_cut(files, tmp_path):
     reader = Reader(ANSWER, r" \1\nand more", context=1300)
     task = build_evaluation("scrolls:contract_nli", {"data": str(files), "new_tokens": 20, "short": 64})
-    report = evaluate(subject(reader), task, tmp_path / "out")
+    report = evaluate(evaluated(reader), task, tmp_path / "out")
     # documents of 1161, 1294, 1432, 1560 and 1693 letters with a question of 37
     assert report["metrics"]["score"] == report["metrics"]["exact_match"] == 100
     assert (report["metrics"]["prompts"], report["metrics"]["prompts_cut"]) == (10, 8)
@@ -243,14 +243,14 @@ def test_answers_scores_and_what_was_cut(files, tmp_path):
     assert sum(rows for rows, _ in reader.seen) == 10
     # the answer is in the beginning of every document
     blind = build_evaluation("scrolls:contract_nli", {"data": str(files), "new_tokens": 20, "cut": "start"})
-    report = evaluate(subject(Reader(ANSWER, r" \1\nand more", context=1300)), blind, tmp_path / "blind")
+    report = evaluate(evaluated(Reader(ANSWER, r" \1\nand more", context=1300)), blind, tmp_path / "blind")
     assert report["metrics"]["score"] == 20
     assert (report["metrics"]["score_uncut"], report["metrics"]["score_cut"]) == (100, 0)
     assert "lost the start" in report["notes"][0]
 
 
 def test_a_real_model_with_short_context_beside(files, tmp_path):
-    who = subject(our_model(max_position_embeddings=600))
+    who = evaluated(our_model(max_position_embeddings=600))
     task = build_evaluation("scrolls:contract_nli", {"data": str(files), "samples": 4, "new_tokens": 5, "short": 32})
     report = evaluate(who, task, tmp_path / "out")
     assert report["metrics"]["prompts"] == 4
@@ -264,18 +264,18 @@ def test_a_real_model_with_short_context_beside(files, tmp_path):
 def test_answers_that_are_stopped_are_counted(files, tmp_path):
     """Only those that neither a line nor an end mark has ended."""
     long = build_evaluation("scrolls:contract_nli", {"data": str(files), "new_tokens": 8, "samples": 5})
-    report = evaluate(subject(Reader(ANSWER, r" \1\nand more", context=1300)), long, tmp_path / "long")
+    report = evaluate(evaluated(Reader(ANSWER, r" \1\nand more", context=1300)), long, tmp_path / "long")
     # Entailment and Contradiction have more letters, and all have with the blank before
     assert "5 of 5 answers had not ended after 8 new_tokens, and stop there." in report["notes"]
     for reply, answers in ((r"\1\nand more", 0), (r"\1", 0), (r" \1.", 0)):
         task = build_evaluation("scrolls:contract_nli", {"data": str(files), "new_tokens": 16, "samples": 5})
         out = tmp_path / str(len(reply))
-        report = evaluate(subject(Reader(ANSWER, reply, context=1300)), task, out)
+        report = evaluate(evaluated(Reader(ANSWER, reply, context=1300)), task, out)
         assert sum("had not ended" in note for note in report["notes"]) == answers
 
 
 def test_short_documents_still_tell_of_short_context(files, tmp_path):
-    who = subject(our_model(max_position_embeddings=4000))
+    who = evaluated(our_model(max_position_embeddings=4000))
     task = build_evaluation("scrolls:contract_nli", {"data": str(files), "samples": 2, "new_tokens": 2, "short": 3000})
     report = evaluate(who, task, tmp_path / "out")
     assert report["short"]["perplexity_3000"] > 1
@@ -285,7 +285,7 @@ def test_short_documents_still_tell_of_short_context(files, tmp_path):
 def test_data_may_move_but_not_change(files, tmp_path):
     def run(folder):
         task = build_evaluation("scrolls:contract_nli", {"data": str(folder), "new_tokens": 16, "samples": 2})
-        return evaluate(subject(Reader(ANSWER, context=1300)), task, tmp_path / "out", resume=True)
+        return evaluate(evaluated(Reader(ANSWER, context=1300)), task, tmp_path / "out", resume=True)
 
     first = run(files)
     moved = tmp_path / "elsewhere"
@@ -301,14 +301,14 @@ def test_two_items_of_one_name(files):
     write_lines(files / "copy.jsonl", contract("valid", 1))
     task = build_evaluation("scrolls:contract_nli", {"data": str(files)})
     with pytest.raises(ValueError, match=r"two items are called 'valid0_0' \(Line 1 of .*; Line 1 of .*copy.jsonl\)"):
-        task.prepare(subject(Reader(ANSWER, context=1300)))
+        task.prepare(evaluated(Reader(ANSWER, context=1300)))
 
 
 def test_what_is_too_long_costs_the_others_nothing(tmp_path):
     """Prompts of many lengths are answered together; some are beyond a learned table."""
     write_lines(tmp_path / "a.jsonl", contract("valid", 3, words=3))
     task = build_evaluation("scrolls:contract_nli", {"data": str(tmp_path), "length": 900, "short": 32})
-    who = subject(our_model("learned", max_position_embeddings=200))
+    who = evaluated(our_model("learned", max_position_embeddings=200))
     assert who.mixes_lengths
     report = evaluate(who, task, tmp_path / "out")
     # documents of 75, 213 and 340 letters, each with two questions and room for 16 tokens
@@ -319,7 +319,7 @@ def test_what_is_too_long_costs_the_others_nothing(tmp_path):
 
 def test_rouge_is_scored_later_where_its_package_is(files, tmp_path, monkeypatch):
     pytest.importorskip("rouge_score")
-    who = subject(our_model(max_position_embeddings=900), name="tape")
+    who = evaluated(our_model(max_position_embeddings=900), name="tape")
     options = {"data": str(files), "new_tokens": 5, "short": 32}
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "rouge_score", None)
@@ -344,7 +344,7 @@ def test_rouge_is_scored_later_where_its_package_is(files, tmp_path, monkeypatch
 
 
 def test_lengths_that_leave_no_room(files):
-    who = subject(our_model(max_position_embeddings=40))
+    who = evaluated(our_model(max_position_embeddings=40))
     name, data = "scrolls:contract_nli", {"data": str(files)}
     with pytest.raises(
         ValueError, match=r"the model's context of 40 has no room for a document.*Give length=\d+ or more"
@@ -381,7 +381,7 @@ def test_pictures_of_scores(files, tmp_path):
 
     def run(name, cut):
         task = build_evaluation("scrolls:contract_nli", {"data": str(files), "new_tokens": 20, "cut": "end"})
-        who = subject(Reader(ANSWER, r" \1\nand more", sight=cut, context=1300), name=name)
+        who = evaluated(Reader(ANSWER, r" \1\nand more", sight=cut, context=1300), name=name)
         return evaluate(who, task, tmp_path / name)
 
     report = run("reader", 10**9)

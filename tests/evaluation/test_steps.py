@@ -5,7 +5,7 @@ import warnings
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from small import llama, our_model, subject
+from small import evaluated, llama, our_model
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import BloomConfig, BloomForCausalLM, DynamicCache, GPTJConfig, GPTJForCausalLM
@@ -13,9 +13,10 @@ from writing import prompts, write
 
 from cases import CASES, randomise
 from equitape.cuda_graph import CaptureError
-from equitape.evaluation import Subject, steps
-from equitape.evaluation.generate import write_tokens
-from equitape.evaluation.steps import FEWEST_TOKENS, Answers, Writer, choose_writing, reach, takes_steps
+from equitape.evaluation import EvaluatedModel
+from equitape.tasks import static_decoding as steps
+from equitape.tasks.decoding import write_tokens
+from equitape.tasks.static_decoding import FEWEST_TOKENS, Answers, Writer, choose_writing, reach, takes_steps
 
 MODELS = {
     "llama": llama,
@@ -30,7 +31,7 @@ def rows_of(*lengths):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_steps_write_what_generate_writes(name):
-    who = subject(MODELS[name]())
+    who = evaluated(MODELS[name]())
     for lengths in LENGTHS.values():
         given = prompts(*lengths)
         expected = write(who, "generate", given, 19)
@@ -41,7 +42,7 @@ def test_steps_write_what_generate_writes(name):
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
 @pytest.mark.parametrize("place", [0, 1, 2, 5, 9, 10, 18])
 def test_what_follows_an_end_is_padding(place, lengths):
-    who = subject(our_model())
+    who = evaluated(our_model())
     given = prompts(*lengths)
     free = write(who, "generate", given, 19)
     one, all_rows = [free[0][place]], [row[place] for row in free]
@@ -61,7 +62,7 @@ def test_lines_end_answers(place, lengths, ends):
     model = llama()
     # or generate would take it from there
     model.generation_config.eos_token_id = None
-    who = subject(model)
+    who = evaluated(model)
     given = prompts(*lengths)
     free = write(who, "generate", given, 16, ends)
     for newlines in ({free[0][place]}, {row[place] for row in free}, {free[0][0], free[0][place]}):
@@ -71,7 +72,7 @@ def test_lines_end_answers(place, lengths, ends):
 
 @pytest.mark.parametrize("count", [1, 2, 3, 9, 10, 11])
 def test_answers_of_any_length(count):
-    who = subject(our_model("alibi"))
+    who = evaluated(our_model("alibi"))
     given = prompts(5, 13, 2)
     expected = write(who, "generate", given, count)
     assert write(who, "steps", given, count) == expected
@@ -81,10 +82,10 @@ def test_answers_of_any_length(count):
 def test_generate_is_left_what_steps_cannot_do(monkeypatch):
     monkeypatch.setattr(steps, "Writer", None)
     for case, lengths in (("randpe-sampled", (9, 9)), ("rope-dynamic", (9, 9)), ("tape", (1, 1))):
-        who = subject(our_model(case))
+        who = evaluated(our_model(case))
         assert [len(row) for row in write(who, "steps", prompts(*lengths), 9, [])] == [9, 9]
     # by default, all of it on the CPU
-    who = subject(our_model())
+    who = evaluated(our_model())
     assert len(write(who, None, prompts(9, 9), 20)) == 2
     assert who.writing is None
 
@@ -94,10 +95,11 @@ def test_prompts_are_not_held_twice(monkeypatch):
     model = our_model()
     made, held = [], []
 
-    class Watched(steps.FixedLayer):
-        def __init__(self, *args):
-            held.append([layer.keys is not None for layer in made[0].layers])
-            super().__init__(*args)
+    allocate = torch.Tensor.new_zeros
+
+    def watched_allocate(*args, **kwargs):
+        held.append([layer.keys is not None for layer in made[0].layers])
+        return allocate(*args, **kwargs)
 
     forward = model.forward
 
@@ -108,10 +110,11 @@ def test_prompts_are_not_held_twice(monkeypatch):
         return output
 
     monkeypatch.setattr(model, "forward", watched)
-    monkeypatch.setattr(steps, "FixedLayer", Watched)
+    monkeypatch.setattr(torch.Tensor, "new_zeros", watched_allocate)
     with torch.no_grad():
         writer = Writer(model, rows_of(9, 9, 9), 20)
-    assert held == [[True, True], [False, True]]
+    # keys and values of the first layer, then of the second
+    assert held == [[True, True], [True, True], [False, True], [False, True]]
     # TAPE widens the values of the first layer
     assert [tuple(layer.values.shape) for layer in writer.cache.layers] == [(3, 2, 64, 16), (3, 2, 64, 8)]
     made.clear()
@@ -191,12 +194,12 @@ def test_a_step_that_reads_values_is_found_out(monkeypatch):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_models_are_asked_and_take_steps(name):
-    assert takes_steps(subject(MODELS[name]()))
+    assert takes_steps(evaluated(MODELS[name]()))
 
 
 @pytest.mark.parametrize("make", [our_model, llama], ids=["tape", "llama"])
 def test_rounding_does_not_make_a_model_say_no(make, monkeypatch):
-    who = subject(make(dtype=torch.bfloat16))
+    who = evaluated(make(dtype=torch.bfloat16))
     assert takes_steps(who)
     monkeypatch.setattr(steps, "Writer", wrong("padding"))
     assert not takes_steps(who)
@@ -237,7 +240,7 @@ WRONG = ["position", "position of the shorter", "position stays", "mask", "paddi
 @pytest.mark.parametrize("name", ["llama", "tape", "learned"])
 def test_a_wrong_step_is_found_out(what, name, monkeypatch):
     """By the question to the model and by the comparison of tokens."""
-    who = subject(MODELS[name]())
+    who = evaluated(MODELS[name]())
     given = prompts(5, 3)
     expected = write(who, "generate", given, 19)
     monkeypatch.setattr(steps, "Writer", wrong(what))
@@ -249,12 +252,12 @@ def test_models_that_say_no():
     # makes its bias of a mask in two dimensions
     bloom = BloomConfig(vocab_size=258, hidden_size=32, n_layer=2, n_head=4, pad_token_id=257, eos_token_id=256)
     no = {
-        "window": subject(our_model(sliding_window=7)),
-        "sampled": subject(our_model("randpe-sampled")),
-        "dynamic": subject(our_model("rope-dynamic")),
-        "bloom": subject(BloomForCausalLM(bloom).eval()),
-        "another attention": subject(llama()),
-        "host": subject(llama()),
+        "window": evaluated(our_model(sliding_window=7)),
+        "sampled": evaluated(our_model("randpe-sampled")),
+        "dynamic": evaluated(our_model("rope-dynamic")),
+        "bloom": evaluated(BloomForCausalLM(bloom).eval()),
+        "another attention": evaluated(llama()),
+        "host": evaluated(llama()),
     }
     randomise(no["bloom"].model)
     no["another attention"].model.config._attn_implementation = "flash_attention_2"
@@ -277,7 +280,7 @@ def captures(monkeypatch):
 
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
 def test_a_step_is_captured_once_for_a_batch(captures, lengths):
-    who = subject(our_model())
+    who = evaluated(our_model())
     given = prompts(*lengths)
     expected = write(who, "generate", given, 19)
     assert write(who, "graph", given, 19) == expected
@@ -295,7 +298,7 @@ def test_without_a_capture_answers_are_the_same(monkeypatch, newlines):
     def refuse(step, device):
         raise CaptureError("operation not permitted when stream is capturing")
 
-    who = subject(our_model(), name="stubborn")
+    who = evaluated(our_model(), name="stubborn")
     given = prompts(5, 13, 2, 9)
     free = write(who, "generate", given, 19)
     lines = {row[0] for row in free} | {row[4] for row in free} if newlines else None
@@ -315,7 +318,7 @@ def test_too_little_memory_is_for_the_runner_to_know(monkeypatch):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(steps, "capture", fail)
-    who = subject(our_model())
+    who = evaluated(our_model())
     with pytest.raises(torch.OutOfMemoryError):
         write(who, "graph", prompts(9, 9), 19)
     assert who.writing == "graph"
@@ -329,9 +332,9 @@ def test_on_cuda_models_are_asked_once(monkeypatch):
         return who.name == "willing"
 
     monkeypatch.setattr(steps, "takes_steps", ask)
-    willing, other = subject(llama(), name="willing"), subject(llama(), name="other")
+    willing, other = evaluated(llama(), name="willing"), evaluated(llama(), name="other")
     assert choose_writing(willing, [9], 20) == "generate"
-    monkeypatch.setattr(Subject, "device", torch.device("cuda"))
+    monkeypatch.setattr(EvaluatedModel, "device", torch.device("cuda"))
     assert choose_writing(willing, [9], FEWEST_TOKENS - 1) == "generate"
     assert asked == []
     assert [choose_writing(willing, [9], FEWEST_TOKENS) for _ in range(2)] == ["graph", "graph"]
@@ -344,14 +347,14 @@ def test_on_cuda_models_are_asked_once(monkeypatch):
 
 def test_a_table_of_positions_is_not_left():
     """A captured step checks no positions, and a batch runs some tokens past its end."""
-    who = subject(our_model("learned"), name="table")
+    who = evaluated(our_model("learned"), name="table")
     who.writing = "steps"
     assert reach(who) == 64
     assert choose_writing(who, [20, 44], 20) == "steps"
     assert choose_writing(who, [20, 45], 20) == "generate"
     with pytest.raises(ValueError, match="beyond the learned table"):
         write_tokens(who, prompts(50, 50), 20, [])
-    assert reach(subject(llama())) == float("inf")
+    assert reach(evaluated(llama())) == float("inf")
 
 
 def test_answers_are_padded_and_cut_as_generate_does():
@@ -376,7 +379,7 @@ def test_reach_of_tables_that_are_no_embeddings():
         bos_token_id=None,
         eos_token_id=256,
     )
-    who = subject(GPTJForCausalLM(config).eval())
+    who = evaluated(GPTJForCausalLM(config).eval())
     assert reach(who) == 64
     given = prompts(58, 58)
     ends = [row[4] for row in write(who, "generate", given, 5)]
@@ -386,4 +389,4 @@ def test_reach_of_tables_that_are_no_embeddings():
 def test_reach_does_not_count_words():
     model = llama()
     adapted = get_peft_model(model, LoraConfig(target_modules=["q_proj"], modules_to_save=["embed_tokens"]))
-    assert reach(subject(adapted)) == torch.inf
+    assert reach(evaluated(adapted)) == torch.inf

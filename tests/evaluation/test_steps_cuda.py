@@ -8,9 +8,9 @@ from writing import write as write_answers
 
 from cases import build, randomise
 from equitape.data.tokenizers import byte_tokenizer
-from equitape.evaluation import Subject
-from equitape.evaluation.generate import write_tokens
-from equitape.evaluation.steps import FEWEST_TOKENS, PLAIN_STEPS, takes_steps
+from equitape.evaluation import EvaluatedModel
+from equitape.tasks.decoding import write_tokens
+from equitape.tasks.static_decoding import FEWEST_TOKENS, PLAIN_STEPS, takes_steps
 
 pytestmark = [
     pytest.mark.gpu,
@@ -33,14 +33,14 @@ COUNT = 40
 LENGTHS = {"one length": (90, 90, 90), "several": (50, 130, 2, 90), "one prompt": (70,)}
 
 
-def subject(case, dtype=torch.float32, **changes):
+def evaluated(case, dtype=torch.float32, **changes):
     if case == "llama":
         model = LlamaForCausalLM(LlamaConfig(**SIZES, bos_token_id=None, **changes))
         randomise(model)
         model = model.to(dtype).eval()
     else:
         model = build(case, dtype=dtype, **SIZES, **changes)
-    return Subject(model=model.cuda(), tokenizer=byte_tokenizer(), name=case)
+    return EvaluatedModel(model=model.cuda(), tokenizer=byte_tokenizer(), name=case)
 
 
 def write(who, way, given, count=COUNT, **options):
@@ -50,7 +50,7 @@ def write(who, way, given, count=COUNT, **options):
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
 @pytest.mark.parametrize("case", ["rope", "tape", "alibi", "fire", "nope", "learned", "llama"])
 def test_captured_steps_write_what_plain_ones_write(case, lengths):
-    who = subject(case)
+    who = evaluated(case)
     given = prompts(*lengths)
     expected = write(who, "generate", given)
     assert write(who, "steps", given) == expected
@@ -69,7 +69,7 @@ def test_captured_steps_write_what_plain_ones_write(case, lengths):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision(case, dtype):
     """With the kernels that serve half precision; the same ones, so the same tokens."""
-    who = subject(case, dtype)
+    who = evaluated(case, dtype)
     assert takes_steps(who)
     for lengths in LENGTHS.values():
         given = prompts(*lengths)
@@ -78,7 +78,7 @@ def test_half_precision(case, dtype):
 
 @pytest.mark.parametrize("case", ["tape", "llama"])
 def test_ends_and_lines(case):
-    who = subject(case)
+    who = evaluated(case)
     who.model.generation_config.eos_token_id = None
     given = prompts(50, 130, 2, 90)
     free = write(who, "generate", given)
@@ -95,7 +95,7 @@ def test_ends_and_lines(case):
 
 def test_batches_one_after_another():
     """Of other shapes, with other work between them that takes the memory a graph has left."""
-    who = subject("tape")
+    who = evaluated("tape")
     for lengths in ((90, 90), (20, 33, 7), (200,), (20, 33, 7), (90, 90)):
         given = prompts(*lengths)
         expected = write(who, "generate", given)
@@ -104,7 +104,7 @@ def test_batches_one_after_another():
 
 
 def test_memory_is_given_back():
-    who = subject("tape")
+    who = evaluated("tape")
     given = prompts(*[300] * 16)
     held = []
     for _ in range(4):
@@ -124,7 +124,7 @@ def reads(module, inputs, output):
 
 def test_a_step_that_waits_for_the_device_is_written_plainly():
     given = prompts(50, 130, 2, 90)
-    who = subject("tape")
+    who = evaluated("tape")
     expected = write(who, "generate", given)
     hook = who.model.register_forward_hook(reads)
     stream = torch.cuda.current_stream()
@@ -148,7 +148,7 @@ DYNAMIC = {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_thet
 @pytest.mark.parametrize(("case", "changes"), [("llama", DYNAMIC), ("tape-fourier", {})])
 def test_what_needs_the_host_is_written_plainly(case, changes):
     """Scaling that reads the length, and random features that are copied to the device."""
-    who = subject(case, **changes)
+    who = evaluated(case, **changes)
     given = prompts(50, 130)
     expected = write(who, "generate", given)
     with pytest.warns(UserWarning, match="cannot be captured"):
@@ -157,7 +157,7 @@ def test_what_needs_the_host_is_written_plainly(case, changes):
 
 
 def test_what_is_not_worth_a_capture_or_beyond_a_table():
-    who = subject("learned")
+    who = evaluated("learned")
     given = prompts(90, 90)
     who.model.register_forward_hook(reads)
     assert write(who, "graph", given, FEWEST_TOKENS - 1) == write(who, "generate", given, FEWEST_TOKENS - 1)

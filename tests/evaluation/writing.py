@@ -2,7 +2,7 @@
 
 import torch
 
-from equitape.evaluation.generate import FirstLine, write_tokens
+from equitape.tasks.decoding import FirstLine, write_tokens
 
 
 def prompts(*lengths):

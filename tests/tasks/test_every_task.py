@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from typer.testing import CliRunner
 
 from equitape.cli import app
-from equitape.tasks import TASKS, Evaluation, available_tasks, build_task
+from equitape.tasks import TASKS, Evaluation, available_evaluations, available_tasks, build_task
 from equitape.tasks.base import IGNORED, evaluation_generator, pad_right
 
 DOCS = Path(__file__).parents[2] / "docs/reference/tasks"
@@ -130,6 +130,7 @@ def test_parts_of_an_evaluation_draw_their_own_numbers():
     ("name", "options", "message"),
     [
         ("additions", {}, "Did you mean 'addition'"),
+        ("passkey", {}, "equitape eval MODEL --task passkey"),
         ("addition", {"trained_digit": 3}, "Did you mean 'trained_digits'"),
         ("addition", {"trained_digits": 0}, "trained_digits is 0"),
         ("addition", {"trained_digits": 8, "tested_digits": 4}, "tested_digits is 4, less than trained_digits, 8"),
@@ -178,6 +179,9 @@ def test_the_list_of_tasks():
     assert table.exit_code == 0
     assert all(name in table.output for name in SMALL)
     listed = json.loads(runner.invoke(app, ["tasks", "--json"]).output)
-    assert set(listed) == set(available_tasks())
+    assert set(listed) == {*available_tasks(), *available_evaluations()}
+    can = {name: row["can"] for name, row in listed.items()}
+    assert (can["addition"], can["passkey"], can["scrolls"]) == ("train", "evaluate", "both")
+    assert listed["scrolls"]["options"] != listed["scrolls"]["evaluation"]["options"]
     assert listed["addition"]["options"]["tested_digits"] == 40
     assert listed["flip_flop"]["higher_is_better"] is False

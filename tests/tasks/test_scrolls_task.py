@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Subset
 
 from cases import build, tiny_config
 from equitape import EquitapeForCausalLM
-from equitape.evaluation import load_subject
+from equitape.evaluation import load_evaluated_model
 from equitape.tasks import build_task
 from equitape.tasks.base import IGNORED
 from equitape.training.plan import make_plan
@@ -129,7 +129,7 @@ def test_a_model_learns_to_answer_from_a_checkpoint(files, start, tmp_path):
     assert after["score"] == 100
     assert after["documents_cut"] == 0
     assert before["score"] == 0
-    who = load_subject(str(tmp_path / "run"), device="cpu")
+    who = load_evaluated_model(str(tmp_path / "run"), device="cpu")
     assert who.context == 96
     assert len(who.tokenizer) == 258
     # it did start there: one step of no size leaves the weights as they were

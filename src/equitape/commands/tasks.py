@@ -11,31 +11,41 @@ from rich.table import Table
 def tasks(
     json: Annotated[bool, typer.Option("--json", help="Print JSON for programs to read.")] = False,
 ) -> None:
-    """List the tasks that models are trained and compared on, and their options."""
+    """List the tasks to train on and to evaluate, and their options."""
     from json import dumps
 
     from ..settings import describe_settings
-    from ..tasks import TASKS
+    from ..tasks import EVALUATIONS, TASKS, abilities
 
-    rows: dict[str, dict[str, Any]] = {
-        name: {
-            "idea": TASKS[name].idea,
-            "headline": TASKS[name].headline,
-            "higher_is_better": TASKS[name].higher_is_better,
-            "options": describe_settings(TASKS[name].options_class),
+    def describe(cls: Any) -> dict[str, Any]:
+        return {
+            "idea": cls.idea,
+            "headline": cls.headline,
+            "higher_is_better": cls.higher_is_better,
+            "options": describe_settings(cls.options_class),
         }
-        for name in TASKS
-    }
+
+    rows: dict[str, dict[str, Any]] = {}
+    for name, can in abilities().items():
+        rows[name] = {"can": can, **describe(TASKS[name] if can != "evaluate" else EVALUATIONS[name])}
+        if can == "both":
+            rows[name]["evaluation"] = describe(EVALUATIONS[name])
     if json:
         typer.echo(dumps(rows, indent=2))
         return
     table = Table()
-    # the metric under the idea: in a column of its own, options would have no room for their names in 80 characters
-    for column in ("task", "idea and first metric", "options and defaults"):
+    # the metric goes under the idea: in its own column, options would have no room in 80 characters
+    for column in ("task", "can", "idea and first metric", "options and defaults"):
         table.add_column(column, overflow="fold")
     for name, row in rows.items():
-        options = ", ".join(f"{option}={value}" for option, value in row["options"].items())
-        table.add_row(name, f"{escape(row['idea'])}\nmetric: {row['headline']}", escape(options))
+        for described in (row, row.get("evaluation")):
+            if described is not None:
+                can = row["can"] if row["can"] != "both" else "train" if described is row else "evaluate"
+                options = ", ".join(f"{option}={value}" for option, value in described["options"].items())
+                idea = f"{escape(described['idea'])}\nmetric: {described['headline']}"
+                table.add_row(name, can, idea, escape(options))
     console = Console()
     console.print(table)
-    console.print("Every task has a page in docs/reference/tasks.")
+    console.print(
+        "train: name it in a recipe (docs/reference/tasks). evaluate: equitape eval --task (docs/how-to/evaluation.md)."
+    )

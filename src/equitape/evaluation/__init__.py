@@ -1,33 +1,19 @@
-"""What a model can do with long input, by the field's own protocols; a task is imported when it is first asked for."""
+"""Run evaluation tasks on a loaded model in resumable units and keep the results (docs/how-to/evaluation.md)."""
 
-from .base import EVALUATIONS, EvaluationTask, Grid, Report, Unit, build_evaluation
+from ..tasks import EVALUATIONS, EvaluationTask, Report, Unit, available_evaluations, build_evaluation
+from ..tasks.evaluated_model import EvaluatedModel
+from .loading import load_evaluated_model
 from .runner import evaluate, rescore
-from .subject import Subject, load_subject
 
 __all__ = [
     "EVALUATIONS",
+    "EvaluatedModel",
     "EvaluationTask",
-    "Grid",
     "Report",
-    "Subject",
     "Unit",
     "available_evaluations",
     "build_evaluation",
     "evaluate",
-    "load_subject",
+    "load_evaluated_model",
     "rescore",
 ]
-
-for _name, _place in {
-    "perplexity": "perplexity:Perplexity",
-    "passkey": "passkey:Passkey",
-    "needles": "needles:Needles",
-    "scrolls": "scrolls:Scrolls",
-    "lm-eval": "harness:Harness",
-}.items():
-    EVALUATIONS.register(_name, f"{__name__}.{_place}")
-
-
-def available_evaluations() -> list[str]:
-    """The names that `build_evaluation` accepts; some take a part behind a colon, as scrolls:qmsum."""
-    return list(EVALUATIONS)

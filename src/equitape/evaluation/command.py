@@ -13,9 +13,9 @@ from ..registry import describe_choices
 from ..report.evaluation import MARKDOWN, PAGE, report_folder
 from ..report.numbers import duration, number, readable
 from ..settings import describe_settings
+from ..tasks.evaluation import EvaluationTask
 from ..values import parse_value, split_pair
-from . import EVALUATIONS, build_evaluation, load_subject, rescore
-from .base import EvaluationTask
+from . import EVALUATIONS, build_evaluation, load_evaluated_model, rescore
 from .runner import make_plan, run_plan
 
 
@@ -59,7 +59,7 @@ def run(command: EvalCommand, console: Console) -> list[dict[str, Any]]:
     if command.score:
         for task in tasks:
             task.check_scoring()
-    subject = load_subject(
+    evaluated = load_evaluated_model(
         command.model,
         base=command.base,
         tokenizer=command.tokenizer,
@@ -67,13 +67,13 @@ def run(command: EvalCommand, console: Console) -> list[dict[str, Any]]:
         device=command.device,
         label=command.name,
     )
-    root = command.out or Path("runs") / "eval" / subject.name
+    root = command.out or Path("runs") / "eval" / evaluated.name
     # a folder of its own for each task, unless one was named for the only one
     alone = command.out is not None and len(tasks) == 1
     folders = [root if alone else root / re.sub(r"[^A-Za-z0-9._-]+", "-", task.full_name) for task in tasks]
     # all of them are prepared before the first one runs: what is wrong is told at once
     plans = [
-        make_plan(subject, task, folder, resume=command.resume, score=command.score)
+        make_plan(evaluated, task, folder, resume=command.resume, score=command.score)
         for task, folder in zip(tasks, folders, strict=True)
     ]
     reports = []

@@ -1,259 +1,19 @@
-"""The bridge to lm-evaluation-harness, both ways.
+"""The command line of lm-evaluation-harness with models of equitape.
 
-`equitape eval MODEL --task lm-eval:NAME` runs a task of the harness on any model that equitape loads. And the harness's
-own command line runs models of ours, unmodified: it only has to import equitape first, which is all that
+    python -m equitape.evaluation.harness --model equitape --model_args pretrained=FOLDER --tasks NAME
 
-    python -m equitape.evaluation.harness --model hf --model_args pretrained=FOLDER --tasks NAME
-
-does before it hands its arguments to `lm_eval`. There, `--model equitape` also loads runs, adapters (with base=FOLDER
-among the arguments) and GGUF files.
+registers the models of equitape and passes its arguments to `lm_eval`. `--model hf` then loads folders of equitape
+models; `--model equitape` also loads runs, adapters (with base=FOLDER among the arguments) and GGUF files.
+`equitape.tasks.harness` is the other direction: tasks of the harness in `equitape eval`.
 """
 
-import math
 import sys
-from dataclasses import dataclass
 from typing import Any
 
-from ..settings import Settings
-from .base import Advance, Bars, EvaluationTask, Record, Report, Unit
-from .scrolls_data import first_line
-from .subject import Subject, load_subject
+from ..tasks.harness import require_harness
+from .loading import load_evaluated_model
 
 MODEL_NAME = "equitape"
-COUNTED = ("requests", "cut_requests", "cut_tokens")
-COUNTS = ("sample_len", "sample_count")
-
-
-@dataclass(frozen=True, kw_only=True)
-class HarnessOptions(Settings):
-    """Options handed to lm-evaluation-harness; its own defaults where left out."""
-
-    num_fewshot: int | None = None
-    """Worked examples before each question; what the task says when left out."""
-    limit: int | None = None
-    """Take only so many examples of each task."""
-    batch_size: int | str = 1
-    """Requests in a batch; "auto" looks for the largest that fits."""
-    include_path: str | None = None
-    """Folder of further tasks in YAML."""
-    max_length: int | None = None
-    """Tokens a request may have before it is cut; the model's context when left out."""
-    bootstrap: int = 0
-    """Resamplings for standard errors of metrics that have no formula; none when left out."""
-
-
-class Harness(EvaluationTask):
-    """Tasks of lm-evaluation-harness."""
-
-    name = "lm-eval"
-    idea = "tasks of lm-evaluation-harness, as lm-eval:NAME or lm-eval:NAME,NAME, where it is installed"
-    options_class = HarnessOptions
-    options: HarnessOptions
-    headline = "score"
-    any_part = True
-    part: str
-
-    def check_scoring(self) -> None:
-        require_harness()
-
-    def prepare(self, subject: Subject) -> list[Unit]:
-        require_harness()
-        subject.check_table(self.options.max_length or 0)
-        names = [name.strip() for name in self.part.split(",")]
-        self.manager = find_tasks(names, self.options.include_path)
-        known = set(self.manager.all_tasks)
-        for name in names:
-            if name not in known:
-                raise ValueError(f"lm-evaluation-harness has no task {name!r}.{near(name, known)}")
-        self.loaded = {name: load_task(name, self.manager) for name in names}
-        return [Unit(key=name, length=subject.context or 1) for name in names]
-
-    def answer(self, subject: Subject, units: list[Unit], batch_tokens: int, advance: Advance) -> list[Record]:
-        import lm_eval
-
-        model = wrap(subject, self.options.batch_size, self.options.max_length)
-        records: list[Record] = []
-        for unit in units:
-            found = lm_eval.simple_evaluate(
-                model=model,
-                tasks=self.loaded[unit.key],
-                num_fewshot=self.options.num_fewshot,
-                limit=self.options.limit,
-                task_manager=self.manager,
-                bootstrap_iters=self.options.bootstrap,
-                log_samples=False,
-            )
-            assert found is not None
-            records.append(
-                {
-                    "task": unit.key,
-                    "results": {name: plain_results(values) for name, values in found["results"].items()},
-                    "samples": {name: count["effective"] for name, count in found.get("n-samples", {}).items()},
-                    "cut": model.take_counts(),
-                    "versions": {name: str(version) for name, version in found.get("versions", {}).items()},
-                    "lm_eval": lm_eval.__version__,
-                }
-            )
-            advance(unit.cost)
-        return records
-
-    def report(self, records: list[Record], facts: dict[str, Any]) -> Report:
-        metrics: dict[str, float] = {}
-        for record in records:
-            for task, values in record["results"].items():
-                metrics |= {f"{task} {name}": value for name, value in values.items()}
-        # the harness has no one metric to show first
-        first = next((value for name, value in metrics.items() if "stderr" not in name), float("nan"))
-        shots = self.options.num_fewshot
-        counted = {task: count for record in records for task, count in record["samples"].items()}
-        return Report(
-            protocol=[
-                f"lm-evaluation-harness {records[0]['lm_eval']}, "
-                f"{'worked examples as each task says' if shots is None else f'{shots} worked examples'}; questions: "
-                + ", ".join(f"{task} {count}" for task, count in counted.items())
-                + ".",
-                "Metrics are named and scaled as the harness does; the first one stands for all under 'score'.",
-            ],
-            metrics={"score": first, **metrics},
-            short={"score": first},
-            bars=bars_of({task: values for record in records for task, values in record["results"].items()}),
-            notes=[
-                "The tasks of the harness are short-context tasks unless their names say otherwise.",
-                # records of earlier versions do not say it
-                *describe_cuts([record["cut"] for record in records if "cut" in record]),
-            ],
-        )
-
-
-def describe_cuts(counts: list[dict[str, int]]) -> list[str]:
-    """How much of the requests the harness has left out, as it does where they are too long."""
-    if not counts:
-        return []
-    requests, cut, tokens = (sum(count[name] for count in counts) for name in COUNTED)
-    limit = f"{counts[0]['max_length']} tokens with"
-    if not cut:
-        return [f"No request was longer than {limit} its answer; nothing was cut."]
-    return [
-        f"{cut} of {requests} requests were longer than {limit} their answer, and the harness cut their beginning: "
-        f"{tokens} tokens in all."
-    ]
-
-
-def bars_of(results: dict[str, dict[str, float]]) -> list[Bars]:
-    """A picture for every metric, since they differ in scale, of all tasks that have it."""
-    names = dict.fromkeys(name for values in results.values() for name in values if "stderr" not in name)
-    pictures = []
-    for name in names:
-        metric, comma, answers = name.partition(",")
-        scored = {task: values for task, values in results.items() if name in values}
-        values = [found[name] for found in scored.values()]
-        errors = [found.get(f"{metric}_stderr{comma}{answers}", math.nan) for found in scored.values()]
-        pictures.append(
-            Bars(
-                title=f"lm-evaluation-harness: {name}",
-                row_label="task",
-                rows=list(scored),
-                value_label=name,
-                values=values,
-                most=1.0 if all(0 <= value <= 1 for value in values) else None,
-                errors=None if all(map(math.isnan, errors)) else errors,
-            )
-        )
-    return pictures
-
-
-def plain_results(values: dict[str, Any]) -> dict[str, float]:
-    """Numbers alone: "acc,none" becomes "acc"."""
-    return {
-        name.removesuffix(",none"): float(value)
-        for name, value in values.items()
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and name not in COUNTS
-    }
-
-
-def wrap(subject: Subject, batch_size: int | str, max_length: int | None) -> Any:
-    """The harness's own class for transformers models, around one that is loaded; it counts what is cut."""
-    from lm_eval.models.huggingface import HFLM
-
-    class CountingLM(HFLM):
-        """Requests, those that the harness cuts, and the tokens they lose."""
-
-        requests = cut_requests = cut_tokens = 0
-
-        def count(self, tokens: int, limit: int) -> None:
-            self.requests += 1
-            self.cut_requests += tokens > limit
-            self.cut_tokens += max(0, tokens - limit)
-
-        def take_counts(self) -> dict[str, int]:
-            """Since the last time."""
-            counts = {name: getattr(self, name) for name in COUNTED}
-            self.requests = self.cut_requests = self.cut_tokens = 0
-            return {**counts, "max_length": self.max_length}
-
-        def _loglikelihood_tokens(self, requests: Any, *args: Any, **kwargs: Any) -> Any:
-            for _, context, continuation in requests:
-                # the last token is not read
-                self.count(len(context) + len(continuation) - 1, self.max_length)
-            return super()._loglikelihood_tokens(requests, *args, **kwargs)
-
-        def tok_batch_encode(self, strings: Any, *args: Any, **kwargs: Any) -> Any:
-            limit = kwargs.get("left_truncate_len")
-            if limit is not None:
-                _, mask = super().tok_batch_encode(strings)
-                for tokens in mask.sum(1).tolist():
-                    self.count(tokens, limit)
-            return super().tok_batch_encode(strings, *args, **kwargs)
-
-    return CountingLM(
-        pretrained=subject.model, tokenizer=subject.tokenizer, batch_size=batch_size, max_length=max_length
-    )
-
-
-def find_tasks(names: list[str], include_path: str | None) -> Any:
-    """The harness's index of tasks: of the folder alone where that has them all, since reading its own takes long."""
-    from lm_eval.tasks import TaskManager
-
-    if include_path is not None:
-        manager = TaskManager(include_path=include_path, include_defaults=False)
-        if set(names) <= set(manager.all_tasks):
-            return manager
-    return TaskManager(include_path=include_path)
-
-
-def load_task(name: str, manager: Any) -> list[Any]:
-    """A task of the harness with its data; what is more than one task stays a name, which the harness reads itself."""
-    from lm_eval.api.task import Task
-
-    try:
-        found = manager.load_task_or_group([name])
-    except (OSError, ValueError, RuntimeError, ImportError) as error:
-        # the Hub, its cache, and packages that single tasks need
-        raise ValueError(
-            f"lm-evaluation-harness cannot load its task {name!r} ({first_line(error)}). It takes data from the "
-            f"Hugging Face Hub: run it once where there is a network, or name a folder of tasks in YAML "
-            f"that have local data by include_path=FOLDER."
-        ) from None
-    alone = [task for task in found.values() if isinstance(task, Task)]
-    return alone if len(alone) == len(found) == 1 else [name]
-
-
-def near(name: str, known: set[str]) -> str:
-    """The nearest names; there are thousands."""
-    from difflib import get_close_matches
-
-    found = get_close_matches(name, sorted(known), n=3)
-    return f" Did you mean {' or '.join(map(repr, found))}?" if found else " List them with: lm_eval ls tasks"
-
-
-def require_harness() -> None:
-    """lm-evaluation-harness is a package of its own."""
-    try:
-        import lm_eval  # noqa: F401
-    except ImportError:
-        raise ValueError(
-            'Tasks of lm-evaluation-harness need the package lm-eval; install it with pip install "equitape[eval]".'
-        ) from None
 
 
 def register_with_harness() -> None:
@@ -276,8 +36,8 @@ def register_with_harness() -> None:
             device: str | None = None,
             **kwargs: Any,
         ):
-            subject = load_subject(pretrained, base=base, tokenizer=tokenizer, dtype=dtype, device=device)
-            super().__init__(pretrained=subject.model, tokenizer=subject.tokenizer, **kwargs)
+            evaluated = load_evaluated_model(pretrained, base=base, tokenizer=tokenizer, dtype=dtype, device=device)
+            super().__init__(pretrained=evaluated.model, tokenizer=evaluated.tokenizer, **kwargs)
 
     register_model(MODEL_NAME)(EquitapeLM)
 

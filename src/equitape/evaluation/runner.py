@@ -22,11 +22,11 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from ..runs.files import plain, write_json
+from ..tasks.decoding import batches_of
+from ..tasks.evaluated_model import EvaluatedModel
+from ..tasks.evaluation import Advance, EvaluationTask, Record, Unit, build_evaluation
 from ..training.environment import describe_environment
-from ..training.files import plain, write_json
-from .base import Advance, EvaluationTask, Record, Unit, build_evaluation
-from .generate import batches_of
-from .subject import Subject
 
 SETTINGS, RESULTS, REPORT = "settings.json", "results.jsonl", "report.json"
 COST = "cost.json"
@@ -36,7 +36,7 @@ UNIMPORTANT = (("model", "name"), ("options", "data"), ("options", "filler"), ("
 
 
 def evaluate(
-    subject: Subject,
+    evaluated: EvaluatedModel,
     task: EvaluationTask,
     out: Path | str,
     *,
@@ -50,7 +50,7 @@ def evaluate(
     resume: go on with what the folder holds. batch_tokens: tokens in a batch; what fits into memory when left out.
     score: False only writes the answers down, and returns the settings; `rescore` makes the report later.
     """
-    plan = make_plan(subject, task, out, resume=resume, score=score)
+    plan = make_plan(evaluated, task, out, resume=resume, score=score)
     return run_plan(plan, batch_tokens=batch_tokens, console=console)
 
 
@@ -58,7 +58,7 @@ def evaluate(
 class Plan:
     """An evaluation that nothing is known to stand in the way of."""
 
-    subject: Subject
+    evaluated: EvaluatedModel
     task: EvaluationTask
     out: Path
     units: list[Unit]
@@ -67,16 +67,16 @@ class Plan:
 
 
 def make_plan(
-    subject: Subject, task: EvaluationTask, out: Path | str, *, resume: bool = False, score: bool = True
+    evaluated: EvaluatedModel, task: EvaluationTask, out: Path | str, *, resume: bool = False, score: bool = True
 ) -> Plan:
     """Make all examples, and refuse what cannot be done; nothing is written."""
     out = Path(out)
     if score:
         task.check_scoring()
-    units = task.prepare(subject)
-    settings = describe_settings(subject, task, units)
+    units = task.prepare(evaluated)
+    settings = describe_settings(evaluated, task, units)
     check_folder(out, settings, resume)
-    return Plan(subject=subject, task=task, out=out, units=units, settings=settings, score=score)
+    return Plan(evaluated=evaluated, task=task, out=out, units=units, settings=settings, score=score)
 
 
 def run_plan(plan: Plan, *, batch_tokens: int | None = None, console: Console | None = None) -> dict[str, Any]:
@@ -84,18 +84,18 @@ def run_plan(plan: Plan, *, batch_tokens: int | None = None, console: Console | 
     write_json(plan.out / SETTINGS, plan.settings)
     done = {key for key, record in read_results(plan.out).items() if "error" not in record}
     waiting = [unit for unit in plan.units if unit.key not in done]
-    run_units(plan.subject, plan.task, waiting, plan.out, batch_tokens, console)
+    run_units(plan.evaluated, plan.task, waiting, plan.out, batch_tokens, console)
     return rescore(plan.out) if plan.score else plan.settings
 
 
-def describe_settings(subject: Subject, task: EvaluationTask, units: list[Unit]) -> dict[str, Any]:
+def describe_settings(evaluated: EvaluatedModel, task: EvaluationTask, units: list[Unit]) -> dict[str, Any]:
     """Everything that decides the results."""
     content = {
         "format": FORMAT,
         "task": task.full_name,
         "options": task.settled_options(),
         "examples": {"units": len(units), **task.identity()},
-        "model": subject.describe(),
+        "model": evaluated.describe(),
     }
     return json.loads(json.dumps(plain(content)))
 
@@ -154,7 +154,7 @@ def read_results(out: Path) -> dict[str, Record]:
 
 
 def run_units(
-    subject: Subject,
+    evaluated: EvaluatedModel,
     task: EvaluationTask,
     units: list[Unit],
     out: Path,
@@ -162,8 +162,8 @@ def run_units(
     console: Console | None,
 ) -> None:
     """Answer units in batches and write each batch down as it is done."""
-    budget = batch_tokens or subject.batch_tokens
-    mix = task.mixes_lengths and subject.mixes_lengths
+    budget = batch_tokens or evaluated.batch_tokens
+    mix = task.mixes_lengths and evaluated.mixes_lengths
     waiting = list(units)
     environment = describe_environment()
     began = time.perf_counter()
@@ -171,7 +171,7 @@ def run_units(
         while waiting:
             batch = next(batches_of(waiting, budget, mix))
             try:
-                records = answer(subject, task, batch, budget, advance)
+                records = answer(evaluated, task, batch, budget, advance)
             except torch.OutOfMemoryError:
                 torch.cuda.empty_cache()
                 if len(batch) > 1:
@@ -185,13 +185,15 @@ def run_units(
                 for unit, record in zip(batch, records, strict=True):
                     file.write(json.dumps(plain({"unit": unit.key, "record": record}), ensure_ascii=False) + "\n")
             began, before = time.perf_counter(), began
-            add_cost(out, subject, sum(unit.rows * unit.length for unit in batch), began - before, environment)
+            add_cost(out, evaluated, sum(unit.rows * unit.length for unit in batch), began - before, environment)
 
 
-def answer(subject: Subject, task: EvaluationTask, batch: list[Unit], budget: int, advance: Advance) -> list[Record]:
+def answer(
+    evaluated: EvaluatedModel, task: EvaluationTask, batch: list[Unit], budget: int, advance: Advance
+) -> list[Record]:
     """The records of a batch; what a model refuses, such as a length beyond its table, is a result, not a failure."""
     try:
-        return task.answer(subject, batch, budget, advance)
+        return task.answer(evaluated, batch, budget, advance)
     except ValueError as error:
         alike = [[unit for unit in batch if unit.length == length] for length in {unit.length for unit in batch}]
         if len(alike) > 1:
@@ -199,22 +201,22 @@ def answer(subject: Subject, task: EvaluationTask, batch: list[Unit], budget: in
             apart = {
                 unit.key: record
                 for same in alike
-                for unit, record in zip(same, answer(subject, task, same, budget, advance), strict=True)
+                for unit, record in zip(same, answer(evaluated, task, same, budget, advance), strict=True)
             }
             return [apart[unit.key] for unit in batch]
         advance(sum(unit.cost for unit in batch))
         return [{"error": str(error)}] * len(batch)
 
 
-def add_cost(out: Path, subject: Subject, tokens: int, seconds: float, environment: dict[str, Any]) -> None:
+def add_cost(out: Path, evaluated: EvaluatedModel, tokens: int, seconds: float, environment: dict[str, Any]) -> None:
     """Keep what was spent so far, also of a run that is interrupted."""
     path = out / COST
     before: dict[str, Any] = {"seconds": 0.0, "tokens": 0, "peak_mib": None}
     if path.exists():
         before = json.loads(path.read_text())
     peak = before["peak_mib"]
-    if subject.device.type == "cuda":
-        peak = max(peak or 0.0, torch.cuda.max_memory_allocated(subject.device) / 2**20)
+    if evaluated.device.type == "cuda":
+        peak = max(peak or 0.0, torch.cuda.max_memory_allocated(evaluated.device) / 2**20)
     write_json(
         path,
         {

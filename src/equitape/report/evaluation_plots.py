@@ -131,7 +131,8 @@ def plot_curves(reports: Reports, title: str) -> Plot:
 def context_marks(contexts: dict[str, int | None], lines: list[Line]) -> tuple[list[Mark], str]:
     """A mark where contexts end, with whose they are where models differ; and the latter as a sentence."""
     xs = [x for line in lines for x in line.x]
-    inside = {name: length for name, length in contexts.items() if length is not None and min(xs) <= length <= max(xs)}
+    low, high = (min(xs), max(xs)) if xs else (1, 0)
+    inside = {name: length for name, length in contexts.items() if length is not None and low <= length <= high}
     if len(set(contexts.values())) == 1:
         return [Mark(x=length, text="trained up to here") for length in set(inside.values())], ""
     marks, described = [], []

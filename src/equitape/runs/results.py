@@ -260,6 +260,8 @@ class EvaluationReport(Stored):
     metrics: dict[str, float | None]
     short: dict[str, float | None] = field(default_factory=dict)
     """Quality at short lengths, which a longer context must not cost."""
+    intervals: dict[str, list[float]] = field(default_factory=dict)
+    """[low, high] of metrics that have an interval: 95 %, over documents."""
     notes: list[str] = field(default_factory=list)
     """What a reader must know: what was cut, left out or could not be run."""
     grids: list[HeatMap] = field(default_factory=list)

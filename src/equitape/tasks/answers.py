@@ -9,10 +9,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import StaticCache, StoppingCriteria, StoppingCriteriaList
+from transformers import StaticCache, StoppingCriteria
+
+from .decoding import generate
+from .static_decoding import aligned_length
 
 METHODS = ("generate", "teacher_forcing")
-ROUND_KEYS = 64
 
 
 class FirstWrongToken(StoppingCriteria):
@@ -51,24 +53,17 @@ def greedy_answers(
     model: Any, prompts: Tensor, num_tokens: int, *, end: int, pad: int, stop: StoppingCriteria | None = None
 ) -> Tensor:
     """Generated continuations [n, num_tokens] of prompts [n, T], padded once they have ended."""
-    output = model.generate(
-        prompts.to(model.device),
-        attention_mask=(prompts != pad).long().to(model.device),
-        max_new_tokens=num_tokens,
-        do_sample=False,
-        eos_token_id=end,
-        pad_token_id=pad,
-        stopping_criteria=StoppingCriteriaList([stop] if stop is not None else []),
-        **cache_options(model, prompts.shape[1] + num_tokens),
-    )[:, prompts.shape[1] :].cpu()
+    tokens, mask = prompts.to(model.device), (prompts != pad).long().to(model.device)
+    cache = cache_options(model, prompts.shape[1] + num_tokens)
+    output = generate(model, tokens, mask, num_tokens, [end], pad, stop, cache).cpu()
     return torch.nn.functional.pad(output, (0, num_tokens - output.shape[1]), value=pad)
 
 
 def cache_options(model: Any, num_tokens: int) -> dict[str, Any]:
-    """What generate is told of the cache: that it has its whole length from the start, or that there can be none.
+    """Arguments of generate: a cache of full length from the start, or none where the encoding refuses one.
 
-    One that grows is made anew for every token, each time a little larger than the one before. Windows bound theirs
-    anyway, and models that are not of ours do as they like.
+    A growing cache is copied for every token. A sliding window bounds its cache anyway, and other model classes choose
+    their own cache.
     """
     encoding = getattr(model.get_decoder(), "encoding", None)
     if encoding is None:
@@ -79,11 +74,6 @@ def cache_options(model: Any, num_tokens: int) -> dict[str, Any]:
         return {}
     cache = StaticCache(config=model.config, max_cache_len=aligned_length(num_tokens))
     return {"past_key_values": cache, "disable_compile": True}
-
-
-def aligned_length(num_tokens: int) -> int:
-    """How long a cache of fixed length is made for these tokens: attention kernels want aligned rows of masks."""
-    return -(-num_tokens // ROUND_KEYS) * ROUND_KEYS
 
 
 @torch.no_grad()

@@ -82,6 +82,12 @@ class Window(NamedTuple):
     """How many it reads, and predictions it makes."""
     first: int
     """The first of its predictions that counts."""
+    last: int | None = None
+    """Predictions from this one on do not count; None: all from `first` on do."""
+
+
+Span = tuple[int, int]
+"""Predictions of a document from the first to before the second: prediction p is of token p + 1."""
 
 
 @torch.no_grad()
@@ -95,15 +101,17 @@ def perplexity(
     document_bytes: Sequence[int] | None = None,
     keep_short: bool = False,
     max_windows: int | None = None,
+    spans: Sequence[Sequence[Span]] | None = None,
     batch_tokens: int = 16384,
     progress: Callable[[int, int], None] | None = None,
 ) -> PerplexityResult:
     """Score documents, each the tokens [n] of one text, by the protocol at the top of this file.
 
     model: any causal language model of transformers, ours or not, wrapped by peft or not; it runs in its own dtype.
-    stride: `length` when left out. document_bytes: UTF-8 bytes of each document. keep_short: score documents shorter
-    than a window too, each as one short window, instead of leaving them out. max_windows: take only so many windows,
-    spread evenly over all. progress: called with (windows done, windows in all).
+    stride: default: `length`. document_bytes: UTF-8 bytes of each document. keep_short: score documents shorter than a
+    window too, each as one short window, instead of leaving them out. max_windows: take only so many windows, spread
+    evenly over all; other lengths then score other tokens. spans: score only these predictions of each document, the
+    same at every length (`spread_spans` chooses some). progress: called with (windows done, windows in all).
     """
     tokens = [torch.as_tensor(document, dtype=torch.long) for document in documents]
     stride = length if stride is None else stride
@@ -111,7 +119,9 @@ def perplexity(
     windows = [
         window
         for number, document in enumerate(tokens)
-        for window in cut_windows(number, len(document), length, stride, score, keep_short)
+        for window in cut_windows(
+            number, len(document), length, stride, score, keep_short, None if spans is None else spans[number]
+        )
     ]
     if not windows:
         longest = max((len(document) for document in tokens), default=0)
@@ -123,27 +133,7 @@ def perplexity(
         chosen = torch.linspace(0, len(windows) - 1, max_windows, dtype=torch.float64).round().long().tolist()
         windows = [windows[index] for index in chosen]
 
-    sums = torch.zeros(length, dtype=torch.float64)
-    counts = torch.zeros(length, dtype=torch.long)
-    done = 0
-    was_training = model.training
-    model.eval()
-    try:
-        losses_of = choose_scorer(model, tokens[windows[0].document][:8][None])
-        for batch in _batches(windows, max(1, batch_tokens // length)):
-            rows = torch.stack([tokens[w.document][w.start : w.start + w.size + 1] for w in batch])
-            rows = rows.to(_device(model))
-            losses = losses_of(rows[:, :-1], rows[:, 1:]).cpu().double()
-            size = losses.shape[1]
-            counted = torch.arange(size) >= torch.tensor([w.first for w in batch])[:, None]
-            sums[:size] += torch.where(counted, losses, 0).sum(0)
-            counts[:size] += counted.sum(0)
-            done += len(batch)
-            if progress is not None:
-                progress(done, len(windows))
-    finally:
-        model.train(was_training)
-
+    sums, counts = score_windows(model, tokens, windows, length, batch_tokens=batch_tokens, progress=progress)
     used = sorted({window.document for window in windows})
     loss = float(sums.sum() / counts.sum())
     bits_per_byte = None
@@ -163,6 +153,43 @@ def perplexity(
         position_losses=sums / counts,
         position_counts=counts,
     )
+
+
+@torch.no_grad()
+def score_windows(
+    model: Any,
+    documents: Sequence[Tensor],
+    windows: Sequence[Window],
+    length: int,
+    *,
+    batch_tokens: int = 16384,
+    progress: Callable[[int, int], None] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Sums of losses and numbers of predictions that count, by place in the window, both [length]."""
+    sums = torch.zeros(length, dtype=torch.float64)
+    counts = torch.zeros(length, dtype=torch.long)
+    done = 0
+    was_training = model.training
+    model.eval()
+    try:
+        losses_of = choose_scorer(model, documents[windows[0].document][:8][None])
+        for batch in _batches(windows, max(1, batch_tokens // length)):
+            rows = torch.stack([documents[w.document][w.start : w.start + w.size + 1] for w in batch])
+            rows = rows.to(_device(model))
+            losses = losses_of(rows[:, :-1], rows[:, 1:]).cpu().double()
+            size = losses.shape[1]
+            place = torch.arange(size)
+            counted = (place >= torch.tensor([w.first for w in batch])[:, None]) & (
+                place < torch.tensor([size if w.last is None else w.last for w in batch])[:, None]
+            )
+            sums[:size] += torch.where(counted, losses, 0).sum(0)
+            counts[:size] += counted.sum(0)
+            done += len(batch)
+            if progress is not None:
+                progress(done, len(windows))
+    finally:
+        model.train(was_training)
+    return sums, counts
 
 
 def _check(
@@ -187,10 +214,19 @@ def _check(
 
 
 def cut_windows(
-    document: int, num_tokens: int, length: int, stride: int, score: str = "new", keep_short: bool = False
+    document: int,
+    num_tokens: int,
+    length: int,
+    stride: int,
+    score: str = "new",
+    keep_short: bool = False,
+    spans: Sequence[Span] | None = None,
 ) -> list[Window]:
-    """The windows of one document and which of their predictions count."""
+    """The windows of one document and which of their predictions count; spans: count only predictions in these."""
     predictions = num_tokens - 1
+    if spans is not None and predictions >= length:
+        cut = _cut_all if score == "all" else _cut_new
+        return [window for span in spans for window in cut(document, predictions, length, stride, *span)]
     if predictions < length:
         return [Window(document, 0, predictions, 0)] if keep_short and predictions > 0 else []
     starts = range(0, predictions - length + 1, stride)
@@ -204,7 +240,39 @@ def cut_windows(
     return windows
 
 
-def _batches(windows: list[Window], batch_size: int) -> Iterator[list[Window]]:
+def _cut_new(document: int, predictions: int, length: int, stride: int, start: int, end: int) -> list[Window]:
+    """Windows in which every prediction of a span counts once, with at least `length - stride` tokens of context.
+
+    Only the start of a document has less context. With `stride = length` the windows follow each other from `start` on.
+    """
+    windows = []
+    while start < end:
+        begin = min(max(0, start + stride - length), predictions - length)
+        stop = min(begin + length, end)
+        windows.append(Window(document, begin, length, start - begin, stop - begin))
+        start = stop
+    return windows
+
+
+def _cut_all(document: int, predictions: int, length: int, stride: int, start: int, end: int) -> list[Window]:
+    """Windows inside a span, of which every prediction counts."""
+    return [Window(document, begin, length, 0) for begin in range(start, end - length + 1, stride)]
+
+
+def spread_spans(num_tokens: int, size: int, number: int | None) -> list[Span]:
+    """At most `number` spans of `size` predictions that do not overlap, spread evenly over a document; None: all of it.
+
+    Scored at lengths up to `size`, they are the same tokens at every length.
+    """
+    predictions = num_tokens - 1
+    if number is None or number * size >= predictions:
+        return [(0, predictions)]
+    tiles = predictions // size
+    chosen = torch.linspace(0, tiles - 1, min(number, tiles), dtype=torch.float64).round().long().tolist()
+    return [(tile * size, (tile + 1) * size) for tile in chosen]
+
+
+def _batches(windows: Sequence[Window], batch_size: int) -> Iterator[list[Window]]:
     """Windows of one size at a time, at most batch_size."""
     for _, same in groupby(windows, key=lambda window: window.size):
         group = list(same)

@@ -15,21 +15,21 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from ..data.pieces import PieceTokenizer
+from ..data.scrolls import Item, load_examples
+from ..data.scrolls_prompts import DATASETS, RULES, PromptWriter, kept_parts, question_of
 from ..data.tokenizers import load_tokenizer
 from ..data.tokens import special_tokens
-from ..evaluation.base import Unit
-from ..evaluation.generate import batches_of, write_answers
-from ..evaluation.metrics import require_rouge
-from ..evaluation.prompts import PieceTokenizer
-from ..evaluation.scrolls import score_answers, spread
-from ..evaluation.scrolls_data import Item, load_examples
-from ..evaluation.scrolls_prompts import DATASETS, RULES, PromptWriter, kept_parts, question_of
-from ..evaluation.subject import Subject
 from ..registry import describe_choices
 from ..runs.results import PERCENT, Metric
 from ..settings import Settings
 from .base import ENDLESS, IGNORED, Evaluation, Task
+from .decoding import batches_of, write_answers
+from .evaluated_model import EvaluatedModel
+from .evaluation import Unit
+from .scrolls_evaluation import score_answers, spread
 from .sizes import require_positive, scale_samples
+from .text_metrics import require_rouge
 
 SCORES = tuple(
     Metric(name=name, higher_is_better=True, unit=PERCENT) for name in ("score", "f1", "exact_match", "rouge")
@@ -194,7 +194,7 @@ class Scrolls(Task):
 
     def evaluate(self, model: Any, seed: int, budget: float = 1.0) -> Evaluation:
         """The score of SCROLLS in per cent, and the loss of the reference answers in nats per token."""
-        subject = Subject(model=model, tokenizer=self.tokenizer, name="trained")
+        evaluated = EvaluatedModel(model=model, tokenizer=self.tokenizer, name="trained")
         writer = PromptWriter(self.options.dataset, PieceTokenizer(self.tokenizer), self.options.cut)
         items = spread(self.valid_items, scale_samples(self.options.samples, budget))
         limit = self.options.length - self.answer_tokens
@@ -205,9 +205,9 @@ class Scrolls(Task):
         ]
         answers = [""] * len(items)
         one_line = not DATASETS[self.options.dataset].lines
-        for batch in batches_of(units, subject.batch_tokens, subject.mixes_lengths):
+        for batch in batches_of(units, evaluated.batch_tokens, evaluated.mixes_lengths):
             written = write_answers(
-                subject, [prompts[unit.content].tokens for unit in batch], self.answer_tokens, one_line
+                evaluated, [prompts[unit.content].tokens for unit in batch], self.answer_tokens, one_line
             )
             for unit, answer in zip(batch, written, strict=True):
                 answers[unit.content] = answer.text.strip()
@@ -217,7 +217,7 @@ class Scrolls(Task):
         return Evaluation(
             metrics={
                 **self._score(records),
-                "answer_loss": self._answer_loss(subject, items, [prompt.tokens for prompt in prompts]),
+                "answer_loss": self._answer_loss(evaluated, items, [prompt.tokens for prompt in prompts]),
                 "documents_cut": 100 * sum(prompt.cut_tokens > 0 for prompt in prompts) / len(prompts),
             }
         )
@@ -233,15 +233,15 @@ class Scrolls(Task):
         return score_answers(self.options.dataset, records)
 
     @torch.no_grad()
-    def _answer_loss(self, subject: Subject, items: list[Item], prompts: list[list[int]]) -> float:
+    def _answer_loss(self, evaluated: EvaluatedModel, items: list[Item], prompts: list[list[int]]) -> float:
         """Of the first reference of every question, end mark included."""
         encode = PieceTokenizer(self.tokenizer)
         total, count = 0.0, 0
         for item, prompt in zip(items, prompts, strict=True):
             answer = [*encode(f" {item.answers[0].strip()}")[: self.answer_tokens - 1], self.eos_token_id]
-            tokens = torch.tensor([*prompt, *answer[:-1]], device=subject.device)[None]
-            logits = subject.model(input_ids=tokens, use_cache=False, logits_to_keep=len(answer)).logits[0]
-            wanted = torch.tensor(answer, device=subject.device)
+            tokens = torch.tensor([*prompt, *answer[:-1]], device=evaluated.device)[None]
+            logits = evaluated.model(input_ids=tokens, use_cache=False, logits_to_keep=len(answer)).logits[0]
+            wanted = torch.tensor(answer, device=evaluated.device)
             total += float(torch.nn.functional.cross_entropy(logits.float(), wanted, reduction="sum"))
             count += len(answer)
         return total / count

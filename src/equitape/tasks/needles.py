@@ -4,45 +4,35 @@ A score is RULER's: the share of the references that the answer contains, capita
 """
 
 from dataclasses import dataclass
-from functools import partial
 from random import Random
 from typing import Any
 
 from ..registry import describe_choices
-from ..settings import Settings
-from .base import Advance, EvaluationTask, Grid, Record, Report, Unit, check_lengths, mean
-from .generate import write_answers
-from .lengths import SHORT, choose_lengths, describe_short, measure, split_by_context
-from .metrics import contained_share
+from ..runs.results import HeatMap
+from .decoding import write_answers
+from .evaluated_model import EvaluatedModel
+from .evaluation import Advance, Record, Report, Unit, mean
+from .haystack_task import HaystackOptions, HaystackTask, Place
 from .needle_kinds import KINDS, Example
-from .prompts import NOISE, PromptMaker
-from .subject import Subject
+from .prompt_lengths import split_by_context
+from .text_metrics import contained_share
 
 SPARE_TOKENS = 16
 DEPTH_BANDS = 5
 
 
 @dataclass(frozen=True, kw_only=True)
-class NeedlesOptions(Settings):
+class NeedlesOptions(HaystackOptions):
     """Options of the needles."""
 
     kinds: tuple[str, ...] = tuple(KINDS)
     """Which kinds."""
-    lengths: tuple[int, ...] = ()
-    """Tokens of the prompts; from an eighth of the model's context to twice of it when left out."""
-    short: int | None = None
-    """A short length that is always measured too; 512, or what the tokenizer needs, when left out."""
     samples: int = 20
-    """Prompts of each kind and length."""
-    filler: str = NOISE
-    """"noise", or text to hide needles in: a file, a folder or an archive."""
-    seed: int = 0
-    """Of needles and of where they are hidden."""
+    """Prompts per kind and length."""
+    task = "needles"
 
     def __post_init__(self) -> None:
-        check_lengths((*self.lengths, *([] if self.short is None else [self.short])), "needles")
-        if self.samples < 1:
-            raise ValueError(f"Task 'needles': samples is {self.samples}; it must be 1 or more.")
+        super().__post_init__()
         if not self.kinds:
             raise ValueError(f"Task 'needles': kinds is empty; name some of {', '.join(KINDS)}.")
         for kind in self.kinds:
@@ -50,7 +40,7 @@ class NeedlesOptions(Settings):
                 raise ValueError(f"Task 'needles': there is no kind {kind!r}.{describe_choices(kind, KINDS)}")
 
 
-class Needles(EvaluationTask):
+class Needles(HaystackTask):
     """Find what is hidden in filler."""
 
     name = "needles"
@@ -59,47 +49,23 @@ class Needles(EvaluationTask):
     options: NeedlesOptions
     headline = "score"
 
-    def prepare(self, subject: Subject) -> list[Unit]:
-        options = self.options
-        self.maker = PromptMaker(subject.tokenizer, options.filler)
-        self.lengths = choose_lengths(options.lengths, options.short, subject.context, self.need, self.name)
+    def places(self, length: int) -> list[Place]:
         return [
-            Unit(
-                key=f"{kind}/{length}/{sample}",
-                length=length,
-                content={"kind": kind, "length": length, "sample": sample},
-            )
-            for kind in options.kinds
-            for length in self.lengths.all
-            for sample in range(options.samples)
-        ]
-
-    def need(self, length: int) -> tuple[int, str]:
-        """What the largest prompt of a length takes without filler, and its kind."""
-        needed = [
-            (measure(partial(self.make, {"kind": kind, "length": length, "sample": sample}, 0)), f", kind {kind!r}")
+            {"kind": kind, "length": length, "sample": sample}
             for kind in self.options.kinds
             for sample in range(self.options.samples)
         ]
-        return max(needed)
 
-    def make(self, place: dict[str, Any], length: int | None = None) -> Example:
-        """The prompt of a kind, a length and a number. Single things asked for lie evenly over all depths.
+    def describe(self, place: Place) -> str:
+        return f", kind {place['kind']!r}"
 
-        length: another one than the place's changes nothing but the filler.
-        """
+    def build(self, place: Place, length: int) -> Example:
+        """A single needle is spread evenly over all depths."""
         random = Random(f"needles {self.options.seed} {place['kind']} {place['length']} {place['sample']}")
         depth = (place["sample"] + random.random()) / self.options.samples
-        return KINDS[place["kind"]](self.maker, place["length"] if length is None else length, min(depth, 1.0), random)
+        return KINDS[place["kind"]](self.maker, length, min(depth, 1.0), random)
 
-    def settled_options(self) -> dict[str, Any]:
-        return {**self.options.to_dict(), "short": self.lengths.short}
-
-    def identity(self) -> dict[str, Any]:
-        raised = {"short_raised": True} if self.lengths.raised else {}
-        return {"lengths": list(self.lengths.all), "filler": self.maker.filler.digest, **raised}
-
-    def answer(self, subject: Subject, units: list[Unit], batch_tokens: int, advance: Advance) -> list[Record]:
+    def answer(self, evaluated: EvaluatedModel, units: list[Unit], batch_tokens: int, advance: Advance) -> list[Record]:
         records = []
         # kinds apart, since a batch writes until its longest answer is done
         for kind in dict.fromkeys(unit.content["kind"] for unit in units):
@@ -108,7 +74,7 @@ class Needles(EvaluationTask):
             expected = [" " + ", ".join(example.references) for example in examples]
             # RULER allows 128 tokens (30 for variables); twice what the answer takes leaves room for other words
             tokens = 2 * max(map(len, self.maker.encode.all(expected))) + SPARE_TOKENS
-            answers = write_answers(subject, [example.tokens for example in examples], tokens)
+            answers = write_answers(evaluated, [example.tokens for example in examples], tokens)
             advance(sum(unit.cost for unit in same))
             records += [
                 {**unit.content, "depth": example.depth, "references": example.references, "answer": answer.text}
@@ -139,7 +105,7 @@ class Needles(EvaluationTask):
         metrics |= {f"{kind}_{length}": table[length][kind] for kind in kinds for length in lengths}
         columns = [str(length) for length in lengths]
         grids = [
-            Grid(
+            HeatMap(
                 title="Needles by kind, per cent",
                 row_label="kind",
                 rows=kinds,
@@ -155,7 +121,7 @@ class Needles(EvaluationTask):
                     [score(kind, length, low, high if high < 1 else 2.0) for length in lengths] for low, high in bands
                 ]
                 grids.append(
-                    Grid(
+                    HeatMap(
                         title=f"Needles, {kind}, per cent",
                         row_label="depth",
                         rows=[f"{low:g} to {high:g}" for low, high in bands],
@@ -164,7 +130,6 @@ class Needles(EvaluationTask):
                         values=values,
                     )
                 )
-        short = self.options.short or SHORT
         return Report(
             protocol=[
                 f"{self.options.samples} prompts of each kind and length, of exactly the tokens stated, filler: "
@@ -173,7 +138,6 @@ class Needles(EvaluationTask):
                 "per cent.",
             ],
             metrics=metrics,
-            short={f"score_{short}": by_length.get(short, float("nan"))},
-            notes=describe_short(facts["examples"], short),
             grids=grids,
+            **self.short_figures(by_length, facts),
         )

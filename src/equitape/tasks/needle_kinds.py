@@ -14,8 +14,8 @@ from itertools import pairwise
 from random import Random
 from string import ascii_uppercase
 
-from .prompts import Hidden, PromptMaker, TooShortError
-from .words import draw_words
+from .haystack import Hidden, PromptMaker, TooShortError
+from .key_words import draw_words
 
 NEEDLES, HOPS, COMMON = 4, 4, 10
 OPENING = (

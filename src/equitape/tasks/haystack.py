@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+from ..data.pieces import PieceTokenizer
 from ..data.text import read_documents
-from ..data.tokens import make_encoder
 
 NOISE = "noise"
 NOISE_LINE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again.\n"
@@ -27,28 +27,6 @@ class Hidden:
 
     text: str
     depth: float
-
-
-class PieceTokenizer:
-    """Tokens of pieces of text, without what a tokenizer puts around whole ones."""
-
-    def __init__(self, tokenizer: Any):
-        self.tokenizer = tokenizer
-        self._encode = make_encoder(tokenizer)
-
-    def __call__(self, text: str) -> list[int]:
-        return self.all([text])[0]
-
-    def all(self, texts: list[str]) -> list[list[int]]:
-        """Many at once, which is faster."""
-        return [list(map(int, ids)) for ids in self._encode(texts)]
-
-    @property
-    def beginning(self) -> list[int]:
-        """What the tokenizer puts in front of every text: [BOS], or nothing."""
-        bare = self("a")
-        whole = self.tokenizer("a")["input_ids"]
-        return whole[: whole.index(bare[0])] if bare and bare[0] in whole else []
 
 
 class Filler:

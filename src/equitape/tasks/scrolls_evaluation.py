@@ -5,16 +5,17 @@ from typing import Any
 
 import torch
 
+from ..data.pieces import PieceTokenizer
+from ..data.scrolls import Item, load_examples
+from ..data.scrolls_prompts import DATASETS, RULES, PromptWriter
 from ..registry import describe_choices
+from ..runs.results import Bars
 from ..settings import Settings
-from ..tasks.perplexity import perplexity
-from . import metrics
-from .base import Advance, Bars, EvaluationTask, Record, Report, Unit, mean
-from .generate import write_answers
-from .prompts import PieceTokenizer
-from .scrolls_data import Item, load_examples
-from .scrolls_prompts import DATASETS, RULES, PromptWriter
-from .subject import Subject
+from . import text_metrics as metrics
+from .decoding import write_answers
+from .evaluated_model import EvaluatedModel
+from .evaluation import Advance, EvaluationTask, Record, Report, Unit, mean
+from .perplexity import perplexity
 
 SHORT_WINDOWS = 64
 SHORT_KEY = "short"
@@ -66,15 +67,15 @@ class Scrolls(EvaluationTask):
         if DATASETS[self.part].metric == "rouge":
             metrics.require_rouge()
 
-    def prepare(self, subject: Subject) -> list[Unit]:
+    def prepare(self, evaluated: EvaluatedModel) -> list[Unit]:
         options = self.options
         self.examples = load_examples(self.part, options.data, options.split)
         check_names(self.examples.items)
         self.new_tokens = options.new_tokens or DATASETS[self.part].new_tokens
-        self.length = options.length or subject.context
+        self.length = options.length or evaluated.context
         if self.length is None:
             raise ValueError("Task 'scrolls': the model does not say its context; give length=TOKENS.")
-        writer = PromptWriter(self.part, PieceTokenizer(subject.tokenizer), options.cut)
+        writer = PromptWriter(self.part, PieceTokenizer(evaluated.tokenizer), options.cut)
         items = spread(self.examples.items, options.samples)
         self.check_room(writer, items)
         units = []
@@ -106,13 +107,13 @@ class Scrolls(EvaluationTask):
         found = self.examples
         return {"data": found.digest, "split": found.split, "source": found.source, "length": self.length}
 
-    def answer(self, subject: Subject, units: list[Unit], batch_tokens: int, advance: Advance) -> list[Record]:
+    def answer(self, evaluated: EvaluatedModel, units: list[Unit], batch_tokens: int, advance: Advance) -> list[Record]:
         asked = [unit for unit in units if unit.key != SHORT_KEY]
         records: dict[str, Record] = {}
         if asked:
             prompts = [unit.content["prompt"] for unit in asked]
             one_line = not DATASETS[self.part].lines
-            answers = write_answers(subject, [prompt.tokens for prompt in prompts], self.new_tokens, one_line)
+            answers = write_answers(evaluated, [prompt.tokens for prompt in prompts], self.new_tokens, one_line)
             for unit, prompt, answer in zip(asked, prompts, answers, strict=True):
                 records[unit.key] = {
                     "prompt_tokens": len(prompt.tokens),
@@ -124,9 +125,9 @@ class Scrolls(EvaluationTask):
                 }
         for unit in units:
             if unit.key == SHORT_KEY:
-                subject.check_table(unit.length)
+                evaluated.check_table(unit.length)
                 documents = [torch.tensor(tokens) for tokens in unit.content]
-                found = perplexity(subject.model, documents, unit.length, keep_short=True, max_windows=SHORT_WINDOWS)
+                found = perplexity(evaluated.model, documents, unit.length, keep_short=True, max_windows=SHORT_WINDOWS)
                 records[unit.key] = {
                     "perplexity": found.perplexity,
                     "windows": found.windows,

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from ..registry import describe_choices
-from .prompts import PieceTokenizer
-from .scrolls_data import Item
+from .pieces import PieceTokenizer
+from .scrolls import Item
 
 RULES = ("end", "middle", "start")
 

@@ -17,10 +17,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import DynamicCache, GenerationConfig, StoppingCriteria, StoppingCriteriaList
 
-from ..tasks.perplexity import unwrap
-from .base import Unit
-from .steps import Answers, choose_writing, write_in_steps
-from .subject import Subject
+from .evaluated_model import EvaluatedModel
+from .evaluation import Unit
+from .perplexity import unwrap
+from .static_decoding import Answers, choose_writing, prefill, write_in_steps
 
 
 class FirstLine(StoppingCriteria):
@@ -43,10 +43,10 @@ class FirstLine(StoppingCriteria):
         return torch.tensor(done, device=input_ids.device)
 
 
-def end_tokens(subject: Subject) -> list[int]:
+def end_tokens(evaluated: EvaluatedModel) -> list[int]:
     """What ends an answer, by the tokenizer and by the model's own settings for generation."""
-    settings = getattr(subject.model, "generation_config", None)
-    given = [subject.tokenizer.eos_token_id, getattr(settings, "eos_token_id", None)]
+    settings = getattr(evaluated.model, "generation_config", None)
+    given = [evaluated.tokenizer.eos_token_id, getattr(settings, "eos_token_id", None)]
     flat = [token for entry in given for token in (entry if isinstance(entry, list) else [entry])]
     return list(dict.fromkeys(token for token in flat if token is not None))
 
@@ -60,62 +60,82 @@ class Answer(NamedTuple):
 
 
 def write_answers(
-    subject: Subject, prompts: Sequence[Sequence[int]], max_new_tokens: int, one_line: bool = False
+    evaluated: EvaluatedModel, prompts: Sequence[Sequence[int]], max_new_tokens: int, one_line: bool = False
 ) -> list[Answer]:
     """The likeliest continuation of every prompt, up to the end mark or `max_new_tokens`.
 
     one_line: stop at the end of the first line that is not blank, and return that line alone.
     """
-    ends = end_tokens(subject)
-    stop = FirstLine(subject.tokenizer, len(prompts)) if one_line else None
-    written = write_tokens(subject, prompts, max_new_tokens, ends, stop)
-    return [decode(subject.tokenizer, tokens, max_new_tokens, ends, one_line) for tokens in written]
+    ends = end_tokens(evaluated)
+    stop = FirstLine(evaluated.tokenizer, len(prompts)) if one_line else None
+    written = write_tokens(evaluated, prompts, max_new_tokens, ends, stop)
+    return [decode(evaluated.tokenizer, tokens, max_new_tokens, ends, one_line) for tokens in written]
 
 
 @torch.no_grad()
 def write_tokens(
-    subject: Subject,
+    evaluated: EvaluatedModel,
     prompts: Sequence[Sequence[int]],
     max_new_tokens: int,
     ends: list[int],
     stop: StoppingCriteria | None = None,
 ) -> list[list[int]]:
     """Greedy decoding; what follows an end is padding."""
-    rows = [torch.tensor(prompt, dtype=torch.long, device=subject.device) for prompt in prompts]
-    padding = subject.tokenizer.pad_token_id
+    rows = [torch.tensor(prompt, dtype=torch.long, device=evaluated.device) for prompt in prompts]
+    padding = evaluated.tokenizer.pad_token_id
     if padding is None:
         padding = (ends or [0])[0]
     longest = max(len(row) for row in rows)
     # the last token is written and never read
-    subject.check_table(longest + max_new_tokens - 1)
+    evaluated.check_table(longest + max_new_tokens - 1)
     tokens = torch.stack([pad(row, (longest - len(row), 0)) for row in rows])
-    writing = choose_writing(subject, [len(row) for row in rows], max_new_tokens)
+    writing = choose_writing(evaluated, [len(row) for row in rows], max_new_tokens)
     if writing != "generate":
         answers = Answers(tokens, max_new_tokens, ends, padding, stop)
-        write_in_steps(subject, rows, answers, max_new_tokens, captured=writing == "graph")
+        write_in_steps(evaluated, rows, answers, max_new_tokens, captured=writing == "graph")
         return answers.tolist()
+    lengths = torch.tensor([len(row) for row in rows], device=evaluated.device)
+    mask = (torch.arange(longest, device=evaluated.device) >= (longest - lengths)[:, None]).long()
+    cache: dict[str, Any] = {} if evaluated.uses_cache else {"use_cache": False}
+    if int(lengths.min()) < longest:
+        cache["past_key_values"] = read_prompts(evaluated.model, rows)
+    return generate(evaluated.model, tokens, mask, max_new_tokens, ends, padding, stop, cache).tolist()
+
+
+@torch.no_grad()
+def generate(
+    model: Any,
+    tokens: Tensor,
+    mask: Tensor,
+    max_new_tokens: int,
+    ends: list[int],
+    padding: int,
+    stop: StoppingCriteria | None = None,
+    cache: dict[str, Any] | None = None,
+) -> Tensor:
+    """Greedy decoding by transformers' generate, of prompts [B, N] padded on the left: what was written, [B, any].
+
+    A row that has ended is padded; all rows end when the last one has. cache: arguments about the cache.
+    """
+    cache = dict(cache or {})
     settings = GenerationConfig(
         max_new_tokens=max_new_tokens,
         do_sample=False,
         num_beams=1,
-        use_cache=subject.uses_cache,
+        use_cache=cache.pop("use_cache", True),
+        disable_compile=cache.pop("disable_compile", False),
         eos_token_id=ends or None,
         pad_token_id=padding,
     )
-    lengths = torch.tensor([len(row) for row in rows], device=subject.device)
-    mask = (torch.arange(longest, device=subject.device) >= (longest - lengths)[:, None]).long()
-    past = {}
-    if int(lengths.min()) < longest:
-        past["past_key_values"] = read_prompts(subject.model, rows)
-    with without_reminder(), without_own_settings(subject.model):
-        written = subject.model.generate(
+    with without_reminder(), without_own_settings(model):
+        written = model.generate(
             tokens,
             attention_mask=mask,
             generation_config=settings,
             stopping_criteria=StoppingCriteriaList([] if stop is None else [stop]),
-            **past,
+            **cache,
         )
-    return written[:, longest:].tolist()
+    return written[:, tokens.shape[1] :]
 
 
 @contextmanager
@@ -159,22 +179,10 @@ def decode(tokenizer: Any, tokens: list[int], max_new_tokens: int, ends: list[in
 
 
 def read_prompts(model: Any, rows: list[Tensor]) -> DynamicCache:
-    """All tokens of the prompts but the last of each, in one cache, padded on the left."""
-    # generate reads the last token itself, and makes its logits
-    few = {"logits_to_keep": 1} if model._supports_logits_to_keep() else {}
-    caches = [model(input_ids=row[None, :-1], use_cache=True, **few).past_key_values for row in rows]
-    longest = max(len(row) for row in rows) - 1
+    """All tokens of the prompts but the last of each, in one growing cache, padded on the left."""
     joined = DynamicCache()
-    for index in range(len(caches[0].layers)):
-        layers = [cache.layers[index] for cache in caches]
-        keys, values = (
-            torch.cat([pad(part, (0, 0, longest - part.shape[2], 0)) for part in parts])
-            for parts in zip(*((layer.keys, layer.values) for layer in layers), strict=True)
-        )
+    for index, (keys, values) in enumerate(prefill(model, rows, max(len(row) for row in rows) - 1)):
         joined.update(keys, values, index)
-        for layer in layers:
-            # not held twice
-            layer.keys = layer.values = None
     return joined
 
 

@@ -1,7 +1,7 @@
 """Perplexity by length: sliding windows over long documents, with the loss at every place of a window.
 
-`equitape.tasks.perplexity` has the protocol: which windows there are and which of their predictions count. A unit is
-one document at one length.
+`equitape.tasks.perplexity` has the protocol: which windows there are and which of their predictions count. Every length
+scores the same tokens, so that lengths differ in context alone. A unit is some windows of one document at one length.
 """
 
 import math
@@ -13,17 +13,21 @@ import torch
 from ..data.text import short_names
 from ..data.tokens import TokenStore, build_tokens
 from ..registry import describe_choices
+from ..runs.results import Curve
 from ..settings import Settings
-from ..tasks.base import Curve
-from ..tasks.perplexity import SCORE_RULES, PerplexityResult, cut_windows, perplexity
-from .base import Advance, EvaluationTask, Record, Report, Unit, check_lengths
-from .lengths import split_by_context
-from .subject import Subject
+from .evaluated_model import EvaluatedModel
+from .evaluation import Advance, EvaluationTask, Record, Report, Unit, check_lengths
+from .perplexity import SCORE_RULES, cut_windows, score_windows, spread_spans
+from .prompt_lengths import split_by_context
 
 SHORTEST, LONGEST = 256, 65536
 CURVE_POINTS = 64
 MOST_BATCH_TOKENS = 131072
-"""Longer batches make nothing faster."""
+"""Longer batches are not faster."""
+UNIT_TOKENS = 16384
+"""Tokens that the windows of a unit read, or one window; an interruption loses no more than the unit at work."""
+RESAMPLES = 1000
+"""Of documents, for intervals."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,17 +35,18 @@ class PerplexityOptions(Settings):
     """Options of perplexity by length."""
 
     data: str | tuple[str, ...] | dict[str, str] = field(default_factory=dict)
-    """Text to score: a file, a folder, an archive, a list of them, or several by names of their own: {books: PATH}."""
+    """Text to score: a file, a folder, an archive, a list of them, or several by name: {books: PATH}."""
     lengths: tuple[int, ...] = ()
-    """Tokens a window reads; powers of two from 256 to twice the model's context, as the text allows, when left out."""
+    """Tokens a window reads; default: powers of two from 256 to twice the model's context, as the text allows."""
     short: int = SHORTEST
     """A short length that is always measured too."""
     stride: int | None = None
-    """Tokens between the beginnings of two windows; the length when left out. LongLoRA's is 256."""
+    """Tokens between the starts of two windows; default: the length. LongLoRA uses 256."""
     score: str = "new"
     """Which predictions count: "new", those no earlier window has made; or "all", as LongLoRA's code."""
     windows: int | None = None
-    """Most windows of one document at one length, spread evenly; all when left out."""
+    """Score only so many pieces per document, spread evenly, each as long as the longest length; default: everything.
+    Every length scores the same pieces."""
     join: bool = False
     """Read all documents of a text as one, joined by end marks."""
 
@@ -78,7 +83,7 @@ class Perplexity(EvaluationTask):
     headline = "perplexity"
     higher_is_better = False
 
-    def prepare(self, subject: Subject) -> list[Unit]:
+    def prepare(self, evaluated: EvaluatedModel) -> list[Unit]:
         options = self.options
         if not options.sources:
             raise ValueError(
@@ -86,9 +91,9 @@ class Perplexity(EvaluationTask):
                 "Give a file, a folder or a place inside an archive, as data=books.tar.xz/books/test, or several by "
                 "name, as data={books: PATH, proofs: PATH}."
             )
-        self.stores = {name: build_tokens(source, subject.tokenizer) for name, source in options.sources.items()}
+        self.stores = {name: build_tokens(source, evaluated.tokenizer) for name, source in options.sources.items()}
         self.documents = {name: self.read(store) for name, store in self.stores.items()}
-        self.lengths = lengths = self.choose_lengths(subject.context)
+        self.lengths = lengths = self.choose_lengths(evaluated.context)
         units = []
         for name, documents in self.documents.items():
             # the same documents at every length, so that lengths differ in context alone
@@ -103,9 +108,23 @@ class Perplexity(EvaluationTask):
             for length in lengths:
                 for number in kept:
                     place = {"data": name, "length": length, "document": number, "of": len(documents)}
-                    count = len(self.cut(len(documents[number][0]), length))
-                    units.append(Unit(key=f"{name}/{length}/{number}", length=length, rows=count, content=place))
+                    units += self.make_units(place, len(self.cut(len(documents[number][0]), length)))
         return units
+
+    def make_units(self, place: dict[str, Any], windows: int) -> list[Unit]:
+        """A document at a length, in units of at most UNIT_TOKENS."""
+        length, key = place["length"], f"{place['data']}/{place['length']}/{place['document']}"
+        step = max(1, UNIT_TOKENS // length)
+        parts = [(first, min(first + step, windows)) for first in range(0, windows, step)]
+        return [
+            Unit(
+                key=key if len(parts) == 1 else f"{key}/{first}",
+                length=length,
+                rows=last - first,
+                content={**place, "windows": [first, last]},
+            )
+            for first, last in parts
+        ]
 
     def identity(self) -> dict[str, Any]:
         digests = {name: store.facts.digest for name, store in self.stores.items()}
@@ -127,18 +146,21 @@ class Perplexity(EvaluationTask):
         return check_lengths((*given, self.options.short), self.name)
 
     def cut(self, tokens: int, length: int) -> list[Any]:
-        """The windows of a document, as many as count."""
-        windows = cut_windows(0, tokens, length, self.options.stride or length, self.options.score)
-        return windows[: self.options.windows]
+        """The windows of a document. With `windows`, they score the same pieces at every length."""
+        options = self.options
+        spans = spread_spans(tokens, self.lengths[-1], options.windows)
+        whole = spans == [(0, tokens - 1)]
+        return cut_windows(0, tokens, length, options.stride or length, options.score, spans=None if whole else spans)
 
-    def answer(self, subject: Subject, units: list[Unit], batch_tokens: int, advance: Advance) -> list[Record]:
-        return [self.score(subject, unit, min(batch_tokens, MOST_BATCH_TOKENS), advance) for unit in units]
+    def answer(self, evaluated: EvaluatedModel, units: list[Unit], batch_tokens: int, advance: Advance) -> list[Record]:
+        return [self.score(evaluated, unit, min(batch_tokens, MOST_BATCH_TOKENS), advance) for unit in units]
 
-    def score(self, subject: Subject, unit: Unit, batch_tokens: int, advance: Advance) -> Record:
-        """One document at one length: sums, which add up over documents."""
-        place = unit.content
+    def score(self, evaluated: EvaluatedModel, unit: Unit, batch_tokens: int, advance: Advance) -> Record:
+        """Some windows of a document at one length: sums, which add up over units and documents."""
+        place = dict(unit.content)
+        first, last = place.pop("windows")
         tokens, num_bytes = self.documents[place["data"]][place["document"]]
-        subject.check_table(unit.length)
+        evaluated.check_table(unit.length)
         done = 0
 
         def progress(count: int, of: int) -> None:
@@ -146,24 +168,18 @@ class Perplexity(EvaluationTask):
             advance(unit.cost * (count - done) / of)
             done = count
 
-        found = perplexity(
-            subject.model,
-            [tokens],
-            unit.length,
-            self.options.stride,
-            score=self.options.score,
-            max_windows=self.options.windows,
-            batch_tokens=batch_tokens,
-            progress=progress,
+        windows = self.cut(len(tokens), unit.length)[first:last]
+        sums, counts = score_windows(
+            evaluated.model, [tokens], windows, unit.length, batch_tokens=batch_tokens, progress=progress
         )
         return {
             **place,
-            "loss_sum": found.loss * found.tokens,
-            "tokens": found.tokens,
-            "windows": found.windows,
+            "loss_sum": float(sums.sum()),
+            "tokens": int(counts.sum()),
+            "windows": len(windows),
             "document_tokens": len(tokens),
             "document_bytes": num_bytes,
-            **curve_sums(found),
+            **curve_sums(sums, counts),
         }
 
     def report(self, records: list[Record], facts: dict[str, Any]) -> Report:
@@ -171,17 +187,24 @@ class Perplexity(EvaluationTask):
         lengths = sorted({record["length"] for record in records})
         context = facts["model"]["context"]
         metrics: dict[str, float] = {}
+        intervals: dict[str, list[float]] = {}
         short: dict[str, float] = {}
         curves, notes = [], []
         for name in names:
             suffix = f"_{name}" if len(names) > 1 else ""
             totals = {length: total(records, name, length) for length in lengths}
-            values = {length: math.exp(min(sums["loss"], 700.0)) for length, sums in totals.items()}
+            values = {length: exp(sums["loss"]) for length, sums in totals.items()}
             inside = split_by_context(lengths, context).get("inside", [])
             longest = (inside or lengths)[-1]
             # the headline: as much context as the model is meant for
             metrics[f"perplexity{suffix}"] = values[longest]
             metrics |= {f"perplexity{suffix}_{length}": value for length, value in values.items()}
+            for length in lengths:
+                found = interval(records, name, length)
+                if found:
+                    intervals[f"perplexity{suffix}_{length}"] = found
+                    if length == longest:
+                        intervals[f"perplexity{suffix}"] = found
             metrics |= {f"bits_per_byte{suffix}_{length}": sums["bits"] for length, sums in totals.items()}
             short[f"perplexity{suffix}_{self.options.short}"] = values.get(self.options.short, math.nan)
             curves.append(
@@ -189,7 +212,7 @@ class Perplexity(EvaluationTask):
                     title=f"Perplexity of {name} against length",
                     x_label="tokens of the window",
                     x=[float(length) for length in lengths],
-                    y_label="perplexity",
+                    y_label=f"perplexity of {describe_count(totals)}",
                     y=list(values.values()),
                 )
             )
@@ -203,11 +226,10 @@ class Perplexity(EvaluationTask):
                     y=losses,
                 )
             )
-            used = [record for record in records if (record["data"], record["length"]) == (name, lengths[0])]
-            counted = ", ".join(f"{int(sums['tokens'])} at {length}" for length, sums in totals.items())
+            used = {record["document"]: record for record in records if record["data"] == name}
             notes.append(
-                f"{name}: {len(used)} of {used[0]['of']} documents, those with more than {lengths[-1]} tokens, at "
-                f"every length. Predictions that counted: {counted}."
+                f"{name}: {len(used)} of {next(iter(used.values()))['of']} documents, those with more than "
+                f"{lengths[-1]} tokens, at every length. Scored: {describe_count(totals)}."
             )
         stride = self.options.stride
         rule = (
@@ -219,14 +241,25 @@ class Perplexity(EvaluationTask):
             protocol=[
                 f"Windows of the stated lengths {f'begin every {stride} tokens' if stride else 'do not overlap'}; "
                 f"predictions that count: {rule}."
-                + (f" At most {self.options.windows} windows of a document." if self.options.windows else ""),
+                + (
+                    f" Per document at most {self.options.windows} pieces of {lengths[-1]} tokens are scored, spread "
+                    f"evenly, the same at every length."
+                    if self.options.windows
+                    else ""
+                ),
                 f"The headline is at {longest} tokens{describe_headline(context, bool(inside))}.",
             ],
             metrics=metrics,
             short=short,
             notes=notes,
             curves=curves,
+            intervals=intervals,
         )
+
+
+def exp(loss: float) -> float:
+    """Perplexity of a loss, as high as a float goes; NaN for NaN."""
+    return math.nan if math.isnan(loss) else math.exp(min(loss, 700.0))
 
 
 def describe_headline(context: int | None, inside: bool) -> str:
@@ -247,11 +280,9 @@ def name_sources(given: tuple[str, ...]) -> dict[str, str]:
     return dict(zip(names, given, strict=True))
 
 
-def curve_sums(found: PerplexityResult) -> dict[str, list[float]]:
-    """The losses at the places of a window as sums over equal runs of places, and how many predictions are in each."""
-    counts = found.position_counts.double()
-    sums = found.position_losses.nan_to_num() * counts
-    runs = torch.arange(found.length).tensor_split(min(CURVE_POINTS, found.length))
+def curve_sums(sums: torch.Tensor, counts: torch.Tensor) -> dict[str, list[float]]:
+    """Losses by place in the window, [N], as sums over equal runs of places, with the number of predictions in each."""
+    runs = torch.arange(len(sums)).tensor_split(min(CURVE_POINTS, len(sums)))
     return {
         "curve_places": [float(run.double().mean()) + 1 for run in runs],
         "curve_sums": [float(sums[run].sum()) for run in runs],
@@ -261,6 +292,8 @@ def curve_sums(found: PerplexityResult) -> dict[str, list[float]]:
 
 def join_curves(records: list[Record]) -> tuple[list[float], list[float]]:
     """(places, mean losses) over documents; runs of places without a prediction are left out."""
+    if any(value is None for record in records for value in record["curve_sums"]):
+        return [], []
     sums = [math.fsum(column) for column in zip(*(record["curve_sums"] for record in records), strict=True)]
     counts = [math.fsum(column) for column in zip(*(record["curve_counts"] for record in records), strict=True)]
     kept = [(place, s / n) for place, s, n in zip(records[0]["curve_places"], sums, counts, strict=True) if n]
@@ -271,8 +304,36 @@ def total(records: list[Record], name: str, length: int) -> dict[str, float]:
     """Loss in nats per token, bits per byte and predictions of a text at a length."""
     mine = [record for record in records if (record["data"], record["length"]) == (name, length)]
     tokens = sum(record["tokens"] for record in mine)
-    if not tokens:
-        return {"loss": math.nan, "bits": math.nan, "tokens": 0}
+    # a file holds null where the model's losses were NaN or infinite
+    if not tokens or any(record["loss_sum"] is None for record in mine):
+        return {"loss": math.nan, "bits": math.nan, "tokens": tokens}
     loss = math.fsum(record["loss_sum"] for record in mine) / tokens
-    share = sum(record["document_tokens"] for record in mine) / sum(record["document_bytes"] for record in mine)
+    documents = {record["document"]: record for record in mine}.values()
+    share = sum(record["document_tokens"] for record in documents) / sum(r["document_bytes"] for r in documents)
     return {"loss": loss, "bits": loss / math.log(2) * share, "tokens": tokens}
+
+
+def interval(records: list[Record], name: str, length: int) -> list[float]:
+    """The 95 % interval of perplexity over documents, by resampling them; empty for one document or NaN losses."""
+    sums: dict[int, list[float]] = {}
+    for record in records:
+        if (record["data"], record["length"]) == (name, length):
+            if record["loss_sum"] is None:
+                return []
+            loss, tokens = sums.get(record["document"], [0.0, 0.0])
+            sums[record["document"]] = [loss + record["loss_sum"], tokens + record["tokens"]]
+    if len(sums) < 2:
+        return []
+    table = torch.tensor(list(sums.values()), dtype=torch.float64)
+    drawn = torch.randint(len(table), (RESAMPLES, len(table)), generator=torch.Generator().manual_seed(0))
+    resampled = table[drawn].sum(1)
+    bounds = (resampled[:, 0] / resampled[:, 1]).quantile(torch.tensor([0.025, 0.975], dtype=torch.float64))
+    return bounds.clamp(max=700.0).exp().tolist()
+
+
+def describe_count(totals: dict[int, dict[str, float]]) -> str:
+    """How many predictions were scored: the same at every length, or how many at each."""
+    counts = {length: int(sums["tokens"]) for length, sums in totals.items()}
+    if len(set(counts.values())) == 1:
+        return f"the same {next(iter(counts.values())):,} tokens at every length"
+    return ", ".join(f"{count:,} tokens at length {length}" for length, count in counts.items())

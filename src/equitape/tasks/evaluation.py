@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from ..registry import Registry, describe_choices
+from ..runs.results import KNOWN_METRICS, Bars, Curve, HeatMap, Metric
 from ..settings import Settings
-from ..tasks.base import Curve
-from .subject import Subject
+from .evaluated_model import EvaluatedModel
 
 EVALUATIONS: "Registry[type[EvaluationTask]]" = Registry("evaluation task")
 
@@ -40,36 +40,6 @@ class Unit:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Grid:
-    """A score for every pair of two properties, as exact match by length and depth; NaN where there is none."""
-
-    title: str
-    row_label: str
-    rows: list[str]
-    column_label: str
-    columns: list[str]
-    values: list[list[float]]
-    """One list a row."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Bars:
-    """A score of several things, such as tasks or bins of lengths; NaN where there is none."""
-
-    title: str
-    row_label: str
-    rows: list[str]
-    value_label: str
-    values: list[float]
-    counts: list[int] | None = None
-    """How many examples each is of, where that differs."""
-    most: float | None = None
-    """What a score can be at most, where that is known."""
-    errors: list[float] | None = None
-    """The standard error of each, NaN where there is none."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Report:
     """What a model achieved."""
 
@@ -80,7 +50,9 @@ class Report:
     """Quality at short lengths, which a longer context must not cost."""
     notes: list[str] = field(default_factory=list)
     """What must not go unsaid: what was cut, left out or could not be run."""
-    grids: list[Grid] = field(default_factory=list)
+    intervals: dict[str, list[float]] = field(default_factory=dict)
+    """[low, high] of metrics, 95 % over documents."""
+    grids: list[HeatMap] = field(default_factory=list)
     curves: list[Curve] = field(default_factory=list)
     bars: list[Bars] = field(default_factory=list)
 
@@ -95,6 +67,9 @@ class EvaluationTask:
     headline: ClassVar[str]
     """The metric to show first."""
     higher_is_better: ClassVar[bool] = True
+    """Of the headline."""
+    metrics: ClassVar[tuple[Metric, ...]] = KNOWN_METRICS
+    """How to read the figures of a report: direction and unit of each metric."""
     parts: ClassVar[tuple[str, ...]] = ()
     """What may follow the name after a colon; nothing may where this is empty."""
     any_part: ClassVar[bool] = False
@@ -114,7 +89,7 @@ class EvaluationTask:
     def check_scoring(self) -> None:
         """Refuse, before any work, when a package is missing that scores need."""
 
-    def prepare(self, subject: Subject) -> list[Unit]:
+    def prepare(self, evaluated: EvaluatedModel) -> list[Unit]:
         """All units; what cannot be done is refused here, before any work."""
         raise NotImplementedError
 
@@ -126,8 +101,8 @@ class EvaluationTask:
         """Beyond the options, what decides the examples: digests of data. Called after `prepare`."""
         return {}
 
-    def answer(self, subject: Subject, units: list[Unit], batch_tokens: int, advance: Advance) -> list[Record]:
-        """The records of some units of one length, or of any lengths where task and subject can mix them."""
+    def answer(self, evaluated: EvaluatedModel, units: list[Unit], batch_tokens: int, advance: Advance) -> list[Record]:
+        """The records of some units of one length, or of any lengths where task and evaluated can mix them."""
         raise NotImplementedError
 
     def report(self, records: list[Record], facts: dict[str, Any]) -> Report:

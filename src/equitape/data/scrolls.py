@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from ..data.text import ARCHIVES, COMPRESSED, JSON_LINES, find_files
+from .text import ARCHIVES, COMPRESSED, JSON_LINES, find_files
 
 OFFICIAL = "tau/scrolls"
 """The official data set on the Hugging Face Hub, an archive for each set. Its loading script, which `datasets` since

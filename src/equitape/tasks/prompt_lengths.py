@@ -7,8 +7,8 @@ So every prompt of every length is measured before the first one runs.
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from .base import check_lengths
-from .prompts import TooShortError
+from .evaluation import check_lengths
+from .haystack import TooShortError
 
 SHORT = 512
 """The short length where none is given."""

@@ -17,9 +17,8 @@ from transformers import Cache, StaticCache, StoppingCriteria
 from transformers.cache_utils import StaticLayer
 
 from ..cuda_graph import CaptureError, capture
-from ..tasks.answers import aligned_length
-from ..tasks.perplexity import unwrap
-from .subject import Subject, Writing
+from .evaluated_model import EvaluatedModel, Writing
+from .perplexity import unwrap
 
 PLAIN_STEPS = 2
 """Before a capture: the first loads kernels and makes plans, and answers that end at once need no capture."""
@@ -29,11 +28,17 @@ plain step; the graph and its memory take two more, by estimate (benchmarks/cach
 plain steps that leaves a gain from the sixth token on, and one that matters a little later."""
 READ_EVERY = 8
 """Tokens between two looks of the host: few, since a batch may be done; not one, since the GPU waits meanwhile."""
+ROUND_KEYS = 64
 MASKED = ("sdpa", "eager")
 """Implementations of attention that take a prepared mask."""
 TOLERANCE = 0.2
 """Of logits about their mean, by norm. In bfloat16 SmolLM2, with adapters or without, errs by 0.04 to 0.09; by a wrong
 position or mask by more than 0.5."""
+
+
+def aligned_length(num_tokens: int) -> int:
+    """How long a cache of fixed length is made for these tokens: attention kernels want aligned rows of masks."""
+    return -(-num_tokens // ROUND_KEYS) * ROUND_KEYS
 
 
 class FixedLayer(StaticLayer):
@@ -54,13 +59,17 @@ class FixedLayer(StaticLayer):
         return self.keys, self.values
 
 
-def read_prompts_fixed(model: Any, rows: list[Tensor], num_keys: int, place: Tensor) -> Cache:
-    """All tokens of the prompts but the last of each, as `generate.read_prompts`, in a cache of K keys."""
+def prefill(model: Any, rows: list[Tensor], num_keys: int) -> list[tuple[Tensor, Tensor]]:
+    """Keys and values of every layer, [B, H, K, D], from all tokens of the prompts but the last of each.
+
+    Prompts are aligned so that the last token read is in the same column for all; what no prompt fills is zero. Prompts
+    of one length run as one batch, others one by one. Logits are computed for one token only.
+    """
     few = {"logits_to_keep": 1} if model._supports_logits_to_keep() else {}
     longest = max(len(row) for row in rows) - 1
     one_length = all(len(row) == longest + 1 for row in rows)
     parts = [torch.stack(rows)] if one_length else [row[None] for row in rows]
-    layers: list[FixedLayer] = []
+    layers: list[tuple[Tensor, Tensor]] = []
     start = 0
     for part in parts:
         grown = model(input_ids=part[:, :-1], use_cache=True, **few).past_key_values.layers
@@ -72,12 +81,12 @@ def read_prompts_fixed(model: Any, rows: list[Tensor], num_keys: int, place: Ten
                     each.new_zeros(len(rows), each.shape[1], num_keys, each.shape[3])
                     for each in (layer.keys, layer.values)
                 )
-                layers.append(FixedLayer(keys, values, place))
-            layers[index].keys[where] = layer.keys
-            layers[index].values[where] = layer.values
-            # at no time is more held twice than one layer, or one prompt of several
+                layers.append((keys, values))
+            layers[index][0][where] = layer.keys
+            layers[index][1][where] = layer.values
+            # at most one layer, or one prompt of several, is in memory twice
             layer.keys = layer.values = None
-    return Cache(layers=layers)
+    return layers
 
 
 class Writer:
@@ -95,9 +104,10 @@ class Writer:
         """[B, 1], its position."""
         self.place = torch.tensor([longest - 1], device=device)
         """[1], its column among the keys."""
-        self.cache = read_prompts_fixed(model, rows, num_keys, self.place)
+        layers = prefill(model, rows, num_keys)
+        self.cache = Cache(layers=[FixedLayer(keys, values, self.place) for keys, values in layers])
         # additive, which attention would otherwise make of it in every layer; 4D, which nobody looks into
-        dtype = self.cache.layers[0].keys.dtype
+        dtype = layers[0][0].dtype
         column = torch.arange(num_keys, device=device)
         hidden = (column < longest - lengths) | (column >= longest - 1)
         self.mask = torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill(hidden, -torch.inf)[:, None, None]
@@ -153,9 +163,11 @@ class Answers:
         return self.tokens[:, self.start : self.end].tolist()
 
 
-def write_in_steps(subject: Subject, rows: list[Tensor], answers: Answers, new_tokens: int, captured: bool) -> None:
+def write_in_steps(
+    evaluated: EvaluatedModel, rows: list[Tensor], answers: Answers, new_tokens: int, captured: bool
+) -> None:
     """Write until the answers are full or ended. captured: replay the step as a CUDA graph, where that can be."""
-    writer = Writer(subject.model, rows, new_tokens)
+    writer = Writer(evaluated.model, rows, new_tokens)
     step: Callable[[], Tensor] = writer.step
     done, wanted = 0, min(PLAIN_STEPS, new_tokens)
     while True:
@@ -165,34 +177,33 @@ def write_in_steps(subject: Subject, rows: list[Tensor], answers: Answers, new_t
             return
         if captured and done == 0:
             try:
-                step = capture(writer.step, subject.device)
+                step = capture(writer.step, evaluated.device)
             except CaptureError as error:
                 # nothing was done, so these answers can go on as they began; others are left to generate
-                subject.writing = "generate"
+                evaluated.writing = "generate"
                 warnings.warn(
-                    f"A step of {subject.name!r} cannot be captured as a CUDA graph, so answers are written kernel by "
-                    f"kernel, which takes longer: {error}",
+                    f"A step of {evaluated.name!r} cannot be captured as a CUDA graph, so decoding is slower: {error}",
                     stacklevel=4,
                 )
         done += wanted
         wanted = min(READ_EVERY, new_tokens - done)
 
 
-def choose_writing(subject: Subject, lengths: list[int], new_tokens: int) -> Writing:
+def choose_writing(evaluated: EvaluatedModel, lengths: list[int], new_tokens: int) -> Writing:
     """How to answer prompts of these lengths; the first time on CUDA, after asking the model."""
-    on_cuda = subject.device.type == "cuda"
-    if not subject.uses_cache or min(lengths) < 2 or (subject.writing is None and not on_cuda):
+    on_cuda = evaluated.device.type == "cuda"
+    if not evaluated.uses_cache or min(lengths) < 2 or (evaluated.writing is None and not on_cuda):
         return "generate"
-    if subject.writing != "steps" and new_tokens < FEWEST_TOKENS:
+    if evaluated.writing != "steps" and new_tokens < FEWEST_TOKENS:
         return "generate"
-    if subject.writing is None:
-        subject.writing = "graph" if takes_steps(subject) else "generate"
-    return subject.writing if max(lengths) + new_tokens <= reach(subject) else "generate"
+    if evaluated.writing is None:
+        evaluated.writing = "graph" if takes_steps(evaluated) else "generate"
+    return evaluated.writing if max(lengths) + new_tokens <= reach(evaluated) else "generate"
 
 
-def reach(subject: Subject) -> float:
+def reach(evaluated: EvaluatedModel) -> float:
     """Tokens for which a model surely has positions: a captured step, and one past the end of an answer, check none."""
-    model = unwrap(subject.model)
+    model = unwrap(evaluated.model)
     words = set(model.get_input_embeddings().modules())
     rows = []
     for module in model.modules():
@@ -200,28 +211,30 @@ def reach(subject: Subject) -> float:
             rows.append(module.num_embeddings)
         # waves and masks that were worked out for the whole context
         held = [*module.buffers(recurse=False), *(each for each in vars(module).values() if isinstance(each, Tensor))]
-        rows += [size for each in held if each.dim() > 1 for size in each.shape if size == subject.context]
-    return min([*rows, subject.context or torch.inf]) if rows else torch.inf
+        rows += [size for each in held if each.dim() > 1 for size in each.shape if size == evaluated.context]
+    return min([*rows, evaluated.context or torch.inf]) if rows else torch.inf
 
 
 @torch.no_grad()
-def takes_steps(subject: Subject) -> bool:
+def takes_steps(evaluated: EvaluatedModel) -> bool:
     """Ask a model: whether two prompts, continued by two steps, get the logits they get when read at once."""
-    model = unwrap(subject.model)
+    model = unwrap(evaluated.model)
     # transformers' word that nothing in a step depends on what only the host knows
-    if not (subject.mixes_lengths and getattr(model, "_can_compile_fullgraph", False)):
+    if not (evaluated.mixes_lengths and getattr(model, "_can_compile_fullgraph", False)):
         return False
     if model.config._attn_implementation not in MASKED:
         return False
-    apart = subject.vocab_size // 8
-    rows = [apart * torch.arange(1, length + 1, device=subject.device) for length in (6, 3)]
+    apart = evaluated.vocab_size // 8
+    rows = [apart * torch.arange(1, length + 1, device=evaluated.device) for length in (6, 3)]
     try:
         if any(type(layer) is not StaticLayer for layer in StaticCache(config=model.config, max_cache_len=1).layers):
             return False
-        writer = Writer(subject.model, rows, 2)
+        writer = Writer(evaluated.model, rows, 2)
         found = torch.stack([writer.step(), writer.step()], dim=1)
         read = [torch.cat((row, new[:1])) for row, new in zip(rows, writer.written, strict=True)]
-        wanted = torch.cat([subject.model(input_ids=row[None], use_cache=False).logits[:, -2:].float() for row in read])
+        wanted = torch.cat(
+            [evaluated.model(input_ids=row[None], use_cache=False).logits[:, -2:].float() for row in read]
+        )
     except torch.OutOfMemoryError:
         raise
     except Exception:

@@ -1,7 +1,6 @@
 """What is evaluated: a model with its tokenizer, and what can be told about it before it runs."""
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -9,10 +8,9 @@ from torch import nn
 from transformers.cache_utils import DynamicLayer
 
 from ..model import EquitapeConfig
-from ..pretrained.loading import check_hub, check_model, choose_device, is_local, load_model, load_tokenizer_of
 from ..pretrained.vocabulary import check_vocabulary
 from ..pretrained.weights import digest_of
-from ..tasks.perplexity import unwrap
+from .perplexity import unwrap
 
 CPU_BATCH_TOKENS = 16384
 MOST_BATCH_TOKENS = 2**19
@@ -25,7 +23,7 @@ Writing = Literal["generate", "steps", "graph"]
 
 
 @dataclass(kw_only=True)
-class Subject:
+class EvaluatedModel:
     """A causal language model in evaluation mode, on its device."""
 
     model: Any
@@ -123,27 +121,3 @@ def probe_cache(model: Any) -> Any:
     except TypeError:
         # a forward without such an argument
         return None
-
-
-def load_subject(
-    name: str,
-    *,
-    base: str | None = None,
-    tokenizer: str | None = None,
-    dtype: str = "auto",
-    device: str | None = None,
-    label: str | None = None,
-) -> Subject:
-    """A model by its folder or file, as it is: originals stay of transformers' own classes.
-
-    base: the model under an adapter. tokenizer: its folder, or "bytes". label: what reports call it.
-    """
-    place = choose_device(device)
-    check_model(name, base)
-    if not is_local(name):
-        # or else a mistyped folder would be told as a tokenizer that is missing
-        check_hub(name)
-    # the small thing first: a missing tokenizer is told before minutes of loading
-    words = load_tokenizer_of(name, base, tokenizer)
-    model = load_model(name, dtype, base, as_ours=False)
-    return Subject(model=model.to(place), tokenizer=words, name=label or Path(name).expanduser().resolve().name)
