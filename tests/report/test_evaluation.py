@@ -4,12 +4,12 @@ import math
 
 import pytest
 
-from equitape.evaluation.harness import bars_of
 from equitape.report.evaluation import contexts_note, write_evaluation
 from equitape.report.evaluation_plots import MOST_ROWS, evaluation_plots
 from equitape.report.numbers import number
 from equitape.report.style import HATCHES, series_styles
 from equitape.runs.results import EvaluationReport
+from equitape.tasks.harness import bars_of
 
 
 def make(context=None, encoding=None, **parts):
