@@ -171,7 +171,7 @@ def test_what_is_refused(ours, base, tmp_path):
         (["runs/mistyped", "--task", "passkey"], "There is no folder 'runs/mistyped' here"),
         ([ours, "--task", "passkey", "lengths=512"], "lengths is 512; it must be a list, for example [1, 2]"),
         ([ours, "--task", "passkey", "--base", base], "holds no adapter, so --base"),
-        ([ours, "--task", "passkey", "--dtype", "float8"], "There is no dtype 'float8'"),
+        ([ours, "--task", "passkey", "--dtype", "float8"], "Unknown dtype 'float8'"),
         ([ours, "--task", "passkey", "--device", "cuda:77"], "cannot be used"),
         ([ours, "--rescore", "--task", "passkey"], "--rescore takes task and options from the folder"),
         ([ours, "--rescore"], "holds no evaluation"),

@@ -33,7 +33,7 @@ def refused(message, **inputs):
         ({"num_attention_heads": 4, "num_key_value_heads": 3}, "4 is not a multiple of num_key_value_heads 3"),
         ({"hidden_size": 30}, "hidden_size 30 is not a multiple of num_attention_heads 4"),
         ({"num_hidden_layers": 3, "num_loops": 2}, "must be a multiple of num_loops"),
-        ({"sliding_layers": [1]}, "say how far"),
+        ({"sliding_layers": [1]}, "needs sliding_window, which says how far"),
         ({"sliding_layers": [9], "sliding_window": 4}, r"names \[9\]"),
         ({"sliding_window": 0}, "sliding_window is 0"),
         ({"num_loops": 0}, "num_loops is 0"),

@@ -313,7 +313,9 @@ def test_paths_without_a_model(given, message, tmp_path, monkeypatch):
 
 
 def test_dtypes():
-    with pytest.raises(ValueError, match=r"in torch.float32, adapting it makes no copy in bfloat16; use model.to"):
+    with pytest.raises(
+        ValueError, match=r"in torch.float32, and adapting does not convert it to bfloat16; use model.to"
+    ):
         adapt(make_source(), dtype="bfloat16")
     with pytest.raises(ValueError, match="Unknown dtype 'int8'; use auto"):
         adapt("anywhere", dtype="int8")

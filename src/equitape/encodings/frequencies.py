@@ -32,7 +32,7 @@ class Scaling(Options):
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     attention_factor: float | None = None
-    """YaRN's factor on queries and keys; worked out from `factor` when left out."""
+    """YaRN's factor on queries and keys. Default: computed from `factor`."""
     mscale: float | None = None
     mscale_all_dim: float | None = None
     truncate: bool = True

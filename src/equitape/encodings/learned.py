@@ -14,7 +14,7 @@ class LearnedOptions(Options):
     """Options of the learned table."""
 
     num_positions: int | None = None
-    """Rows of the table; the model's max_position_embeddings when left out."""
+    """Rows of the table. Default: the model's max_position_embeddings."""
 
     def check(self, geometry: Geometry) -> None:
         if self.num_positions is not None and self.num_positions < 1:

@@ -45,7 +45,7 @@ def index_runs(segment_ids: Tensor, valid: Tensor | None) -> Tensor:
 
 
 def runs_from_restarts(ids: Tensor) -> Tensor:
-    """Runs of a packed row told from its ids: a new one starts wherever the id does not grow. [B, N] -> [B, N]."""
+    """Runs of a packed row: a new one starts wherever the id does not grow. [B, N] -> [B, N]."""
     restart = torch.zeros_like(ids)
     restart[:, 1:] = (ids[:, 1:] <= ids[:, :-1]).long()
     return restart.cumsum(-1)
@@ -142,7 +142,7 @@ def key_ids(ids: Tensor, past_length: int | Tensor, first_key: int, num_keys: in
     """Ids of all keys a call attends to, cached ones included. [B, K].
 
     A cache holds keys and values, not ids. Keys of this call take the ids given for it; cached ones are counted back
-    from the first of these, one a token, padding not counted: a cache continues consecutive ids.
+    from the first of these, one per token without padding: a cache continues consecutive ids.
 
     ids: [B, N] of this call; past_length: tokens seen before it; first_key: index of the first key still held (a
     sliding cache drops old ones); padding: [B, >= first_key + K] bool over all tokens, or None.

@@ -18,7 +18,7 @@ class RandPEOptions(Options):
 
     theta: float = 10000.0
     range: int | None = None
-    """Ids are drawn from 0 .. range - 1; the model's max_position_embeddings when left out."""
+    """Ids are drawn from 0 .. range - 1. Default: the model's max_position_embeddings."""
     sample_in_eval: bool = False
     """Draw at evaluation too; outputs are then random and a cache is refused."""
 

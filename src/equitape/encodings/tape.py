@@ -1,4 +1,4 @@
-"""TAPE: a field of phasors, one complex number a token, key-value head and frequency, carried along by attention and
+"""TAPE: a field of phasors, one complex number per token, key-value head and frequency, averaged by attention and
 mixed by content (docs/reference/encodings/tape.md).
 
 1. start   z = exp(i theta_m p)
@@ -55,7 +55,7 @@ class TapeOptions(ClockOptions):
     move: bool = False
     """Step 4."""
     mixer_size: int | None = None
-    """I; four times the number of key-value heads when left out."""
+    """I. Default: four times the number of key-value heads."""
     source: str = "attention"
     """What psi reads: normalised features after "attention", as the paper says, or the "mlp" output, as its code."""
     normalize: bool = False

@@ -1,4 +1,4 @@
-"""TensorTape: the paper's general form, a tensor e in R^{L x R} a token, head and block of channels.
+"""TensorTape: the paper's general form, a tensor e in R^{L x R} per token, head and block of channels.
 
 Readable, slower, and independent of the phasor form: it serves as the oracle for it and for the paper's ablations
 (docs/reference/encodings/tensor_tape.md).

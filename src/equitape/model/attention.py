@@ -154,7 +154,7 @@ def attend(
     if attention_mask.attend is not None:
 
         def plain(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | BlockMask | None) -> Tensor:
-            # left to transformers, this is a comparison of lengths, no plain bool under torch.compile where these vary
+            # transformers would compare lengths, which gives no plain bool under torch.compile where these vary
             causal = {"is_causal": True} if mask is None else {}
             own = AttentionMask(mask)
             return attend(module, query, key, value, state, positions, own, scaling, **causal, **kwargs)[0]

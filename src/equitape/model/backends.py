@@ -54,13 +54,13 @@ def eager_attention(
 def cuda_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, scaling: float
 ) -> Tensor:
-    """scaled_dot_product_attention with the kernels in the order that suits us: [B, N, H, E].
+    """scaled_dot_product_attention with the kernels tried in order of speed: [B, N, H, E].
 
     transformers' own wrapper repeats keys and values for every query head when their widths differ. Under torch.compile
     the choice is made when the graph is traced.
     """
     num_tokens, num_keys = query.shape[2], key.shape[2]
-    # none of these is the comparison itself, which is no plain bool under torch.compile where sizes vary
+    # plain bools: under torch.compile with varying sizes, the comparisons themselves are symbolic
     causal = grouped = drops = False
     if mask is None and num_tokens > 1:
         causal = True
@@ -106,7 +106,7 @@ def cuda_attention(
 
 @torch.compiler.assume_constant_result
 def warn_of_slow_kernel(*kind: Any) -> None:
-    """As `warn_once`; torch.compile calls it while it traces, and would otherwise trace it."""
+    """`warn_once`, which torch.compile calls while tracing instead of tracing it."""
     warn_once(*kind)
 
 
@@ -123,10 +123,10 @@ def warn_once(
     causal: bool,
     grouped: bool,
 ) -> None:
-    """Say once for each kind of input when no fused kernel takes it and torch writes all scores out instead.
+    """Warn once per kind of input that no fused kernel takes, so that torch materialises all scores.
 
     heads: of query and key; widths: of key and value; keys_side_by_side: whether the mask's last stride is 1; trained:
-    query and mask. Asked with a small input of that kind: torch.compile has no other at hand.
+    query and mask. The check uses a small input of that kind, the only one that torch.compile can have.
     """
     num_tokens = 64 if causal or mask_dtype is not None else 1
     query = torch.empty(1, heads[0], num_tokens, widths[0], dtype=dtype, device=device, requires_grad=trained[0])
@@ -158,7 +158,7 @@ def compiled_flex_attention() -> Any:
 def flexible_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, score_mod: ScoreMod | None, scaling: float
 ) -> Tensor:
-    """FlexAttention with a bias of our own, which transformers' wrapper does not take.
+    """FlexAttention with an encoding's bias, which transformers' wrapper does not take.
 
     On the CPU torch has only its forward, and compiling that takes longer than it saves.
     """

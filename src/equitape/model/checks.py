@@ -1,4 +1,4 @@
-"""Refusals: input that cannot mean anything is answered in one sentence, before any work."""
+"""Checks of input and checkpoints: one sentence for what does not fit, before any work."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -36,7 +36,7 @@ def check_position_ids(position_ids: Tensor | None, x: Tensor) -> None:
 
 
 def check_segments(segment_ids: Tensor | None, x: Tensor, past: Cache | None) -> None:
-    """[B, N], and no cache: a packed row has no end to continue from."""
+    """[B, N] without a cache: no single sequence of a packed row could continue."""
     if segment_ids is None:
         return
     batch, num_tokens = x.shape[:2]
@@ -77,7 +77,7 @@ def check_mask(attention_mask: object, x: Tensor, past: Cache | None, has_segmen
     shape = list(attention_mask.shape)
     if attention_mask.dim() == 4:
         if has_segments:
-            raise ValueError("A 4D attention_mask already says who sees whom; leave out segment_ids.")
+            raise ValueError("A 4D attention_mask already says which tokens see which; leave out segment_ids.")
         if shape[0] not in (1, batch) or shape[2] != num_tokens:
             raise ValueError(
                 f"attention_mask has shape {shape}; a 4D mask must be [{batch}, 1, {num_tokens}, keys], every query of "
@@ -101,7 +101,7 @@ def check_mask(attention_mask: object, x: Tensor, past: Cache | None, has_segmen
 
 
 def check_cache(encoding: PositionalEncoding, past: Cache | None) -> None:
-    """Some encodings cannot be continued from cached keys."""
+    """Refuse a cache where the encoding cannot continue from cached keys."""
     if past is not None and encoding.cache_refusal is not None:
         raise ValueError(
             f"Encoding {encoding.kind!r} cannot use a cache: {encoding.cache_refusal}, or pass use_cache=False."
@@ -132,7 +132,7 @@ def check_paged_cache(kwargs: Mapping[str, Any]) -> None:
 
 
 def check_backend(encoding_kind: str, backends: tuple[str, ...], requested: str | None) -> None:
-    """The attention implementation must be able to serve the encoding; names nobody knows are left to transformers."""
+    """Refuse an attention implementation that cannot serve the encoding; transformers refuses unknown names."""
     known = requested == "eager" or requested in ALL_ATTENTION_FUNCTIONS
     known = known or str(requested).startswith(("flash_attention", "paged|"))
     if known and requested not in backends:

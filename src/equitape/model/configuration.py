@@ -103,7 +103,7 @@ class EquitapeConfig(PreTrainedConfig):
             )
         if self.sliding_layers is not None:
             if self.sliding_window is None:
-                raise ValueError("sliding_layers is given; say how far these layers see with sliding_window.")
+                raise ValueError("sliding_layers needs sliding_window, which says how far these layers see.")
             outside = [index for index in self.sliding_layers if not 0 <= index < self.num_hidden_layers]
             if outside:
                 raise ValueError(f"sliding_layers names {outside}; layers are 0 to {self.num_hidden_layers - 1}.")
@@ -116,7 +116,7 @@ class EquitapeConfig(PreTrainedConfig):
         return self.trained_length or self.max_position_embeddings
 
     def extend(self, meant: int, room: int = 0) -> None:
-        """Mean the model for rows of `meant` tokens, and announce room for `room`; neither ever shrinks."""
+        """Set the context to `meant` tokens and allow rows of up to `room`; neither ever shrinks."""
         meant = max(meant, self.context)
         self.max_position_embeddings = max(meant, room, self.max_position_embeddings)
         self.trained_length = meant if meant < self.max_position_embeddings else None
@@ -154,7 +154,7 @@ class EquitapeConfig(PreTrainedConfig):
 
 
 def refuse_misspelt(kwargs: dict[str, Any], config: PreTrainedConfig) -> None:
-    """Transformers keeps any extra keyword as an attribute; one that looks like a misspelt field is an error here."""
+    """Raise an error for a keyword that looks like a misspelt field; transformers would keep it as an attribute."""
     names = [name for name in type(config).__dataclass_fields__ if not name.startswith("_")]
     for key in kwargs:
         if hasattr(config, key):

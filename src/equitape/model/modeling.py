@@ -28,20 +28,20 @@ from .masks import AttentionHook, build_masks, build_positions
 
 @dataclass
 class EquitapeModelOutput(BaseModelOutputWithPast):
-    """transformers' output with the positional states beside the hidden ones."""
+    """transformers' output, and the positional states of all layers."""
 
     position_states: tuple[Tensor, ...] | None = None
 
 
 @dataclass
 class EquitapeCausalLMOutput(CausalLMOutputWithPast):
-    """transformers' output with the positional states beside the hidden ones."""
+    """transformers' output, and the positional states of all layers."""
 
     position_states: tuple[Tensor, ...] | None = None
 
 
 class EquitapePreTrainedModel(PreTrainedModel):
-    """What all Equitape models share: initialisation, loading, and what transformers may do with them."""
+    """What all Equitape models share: initialisation, loading, and the features of transformers they support."""
 
     config: EquitapeConfig
     base_model_prefix = "model"
@@ -128,12 +128,12 @@ class EquitapeModel(EquitapePreTrainedModel):
         """Run the decoder.
 
         attention_mask: [B, past + N], 1 for tokens and 0 for padding on either side; or 4D, used as it is.
-        position_ids: [B, N]; counted along the row when left out, padding not counted, anew in each segment. Without
-            mask, cache and segment_ids, an id that does not grow starts a new packed sequence.
-        segment_ids: [B, N], equal numbers for tokens of one packed sequence; tokens see only their own.
+        position_ids: [B, N]. Default: counted along the row from 0 in each segment, without padding. Without mask,
+            cache and segment_ids, an id that does not grow starts a new packed sequence.
+        segment_ids: [B, N], equal numbers for tokens of one packed sequence; tokens see only their own sequence.
         position_jumps: [B, N], 0 or more: from each token on, ids are this much further ahead. A training option that
             shows long distances in short rows.
-        output_position_states: also return, for each layer, the state [B, G, N, D] it turned queries and keys by.
+        output_position_states: also return the state [B, G, N, D] by which each layer rotated queries and keys.
         """
         if output_position_states is None:
             output_position_states = self.config.output_position_states
@@ -221,10 +221,10 @@ class EquitapeForCausalLM(EquitapePreTrainedModel, GenerationMixin):
         output_position_states: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> EquitapeCausalLMOutput:
-        """Logits, and the loss where `labels` [B, N] are given (-100 marks tokens to leave out).
+        """Logits, and the loss where `labels` [B, N] are given (-100 marks tokens without a loss).
 
-        In a packed batch mark the first label of every segment but the first with -100: the token before it belongs to
-        another sequence. Everything else as in `EquitapeModel.forward`.
+        In a packed batch, set the first label of every segment but the first to -100: the token before it belongs to
+        another sequence. All other arguments are those of `EquitapeModel.forward`.
         """
         outputs = self.model(
             input_ids=input_ids,

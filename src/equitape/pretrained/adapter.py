@@ -1,4 +1,4 @@
-"""Adapter files: only what was trained, with a description that says on top of what.
+"""Adapter files: only what was trained, with a description of the base it belongs to.
 
 adapter.safetensors   the trained tensors, by their names in the model
 adapter.json          format, method and settings, the base's fingerprint, training, versions

@@ -1,4 +1,4 @@
-"""Model cards: what a folder holds, made how, to be loaded how."""
+"""Model cards: what a folder holds, how it was made and how to load it."""
 
 import platform
 from importlib.metadata import PackageNotFoundError, version
@@ -13,7 +13,7 @@ PACKAGES = ("torch", "transformers", "peft", "accelerate", "safetensors")
 
 
 def versions() -> dict[str, str]:
-    """Of this package, and of those it stands on."""
+    """Versions of this package and of those it depends on."""
     found = {"equitape": __version__, "python": platform.python_version()}
     for package in PACKAGES:
         try:

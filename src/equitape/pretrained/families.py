@@ -1,4 +1,4 @@
-"""Which decoders can be adapted, and their configurations in our words."""
+"""Which decoders can be adapted, and their configurations as EquitapeConfig."""
 
 from collections.abc import Callable
 from typing import Any

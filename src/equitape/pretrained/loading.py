@@ -1,4 +1,4 @@
-"""From what a user types to a model and its tokenizer: saved models, runs, adapters, GGUF files, or any other."""
+"""From a path to a model and its tokenizer: saved models, runs, adapters, GGUF files, or other causal models."""
 
 import sys
 from pathlib import Path
@@ -28,13 +28,13 @@ DTYPES = {
 
 
 def is_gguf(name: str) -> bool:
-    """Whether this names a GGUF file that is there."""
+    """Whether this is the path of an existing GGUF file."""
     path = Path(name).expanduser()
     return path.suffix == ".gguf" and path.is_file()
 
 
 def is_adapter(name: str) -> bool:
-    """Whether a folder holds an adapter of ours."""
+    """Whether a folder holds an adapter."""
     return (Path(name).expanduser() / DESCRIPTION).is_file()
 
 
@@ -45,7 +45,7 @@ def check_model(name: str, base: str | None = None) -> None:
             raise ValueError(f"{name!r} holds an adapter; name the model it was trained on with --base.")
         return
     if base is not None:
-        raise ValueError(f"{name!r} holds no adapter, so --base {base!r} plays no part; leave it out.")
+        raise ValueError(f"{name!r} holds no adapter, so --base {base!r} has no effect; leave it out.")
     if is_gguf(name):
         return
     folder = model_folder(name)
@@ -60,7 +60,7 @@ def check_model(name: str, base: str | None = None) -> None:
 
 
 def is_local(name: str) -> bool:
-    """Whether this is a file or a folder; other names are of models on the Hugging Face Hub."""
+    """Whether this is a file or a folder; any other name is that of a model on the Hugging Face Hub."""
     return Path(name).expanduser().exists()
 
 
@@ -76,15 +76,15 @@ def check_hub(name: str) -> None:
 
 
 def load_model(name: str, dtype: str, base: str | None = None, as_ours: bool = True) -> Any:
-    """A model in evaluation mode: one of ours, an adapter on top of `base`, or a pretrained one of another class.
+    """A model in evaluation mode: a saved Equitape model, an adapter on top of `base`, or a model of another class.
 
-    dtype: "auto" keeps the file's. as_ours: turn others into one of ours, with the same outputs; otherwise they stay
-    what they are, and may be any causal language model of transformers.
+    dtype: "auto" keeps the file's. as_ours: convert a model of another class to an Equitape decoder with the same
+    outputs; otherwise it keeps its class, and may be any causal language model of transformers.
     """
     if not sys.stderr.isatty():
         disable_progress_bar()
     if dtype not in DTYPES:
-        raise ValueError(f"There is no dtype {dtype!r} here.{describe_choices(dtype, DTYPES)}")
+        raise ValueError(f"Unknown dtype {dtype!r}.{describe_choices(dtype, DTYPES)}")
     wanted: Any = DTYPES[dtype]
     check_model(name, base)
     if base is not None:
@@ -116,12 +116,12 @@ def as_equitape(source: PreTrainedModel) -> EquitapeForCausalLM:
 
 
 def load_tokenizer_of(name: str, base: str | None = None, given: str | None = None) -> Any:
-    """The tokenizer asked for, or the one that lies beside a model, its base or in its GGUF file."""
+    """The given tokenizer, or the one in the folder or GGUF file of a model or its base."""
     return tokenizer_of(base or (name if is_gguf(name) else model_folder(name)), given)
 
 
 def choose_device(given: str | None = None) -> torch.device:
-    """The device asked for, which must be there; the accelerator or the CPU when left out."""
+    """The given device, which must exist. Default: the accelerator, or the CPU where there is none."""
     if given is None:
         found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         return found or torch.device("cpu")

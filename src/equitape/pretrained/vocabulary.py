@@ -1,4 +1,4 @@
-"""The tokenizer of a base, and whether it is the model's."""
+"""The tokenizer of a base, and whether it fits the model."""
 
 from pathlib import Path
 from typing import Any
@@ -7,11 +7,11 @@ from ..data.tokenizers import load_tokenizer
 from .weights import require_gguf
 
 LEAST_SHARE = 0.9
-"""Models round their vocabularies up, by less than this leaves."""
+"""Models round their vocabularies up; a tokenizer has at least this share of the entries."""
 
 
 def tokenizer_of(base: str | Path, given: str | Path | None = None) -> Any:
-    """The tokenizer beside a base, in its GGUF file, or another one that was asked for."""
+    """The tokenizer in the folder or GGUF file of a base, or the given one instead."""
     path = Path(given if given is not None else base).expanduser()
     if path.suffix == ".gguf" and path.is_file():
         require_gguf(path)

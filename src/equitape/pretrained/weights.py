@@ -1,4 +1,4 @@
-"""Pretrained weights in: a folder, a GGUF file or a loaded model becomes one of ours that shares its tensors."""
+"""Pretrained weights in: a folder, a GGUF file or a loaded model becomes a decoder that shares its tensors."""
 
 import hashlib
 import json
@@ -20,7 +20,7 @@ from .families import FAMILIES, translate_config
 
 TRAINABLE_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 RUNS, VALUES_IN_A_RUN = 8, 512
-"""What a fingerprint reads of each tensor; runs, since weights may lie on a disk still."""
+"""What a fingerprint reads of each tensor; runs of neighbours, since weights may still be on a disk."""
 FINGERPRINTED_FIELDS = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
     "head_dim", "hidden_act", "tie_word_embeddings", "attention_bias", "attention_output_bias", "mlp_bias", "qk_norm",
@@ -74,7 +74,9 @@ def read_whole(name: str, **options: Any) -> PreTrainedModel:
 
 def _load_gguf(path: Path, dtype: str | torch.dtype) -> PreTrainedModel:
     if path.suffix != ".gguf":
-        raise ValueError(f"{str(path)!r} is a file but not a GGUF one; give it, or the folder that holds a model.")
+        raise ValueError(
+            f"{str(path)!r} is a file, but not a GGUF file; give a GGUF file or the folder that holds a model."
+        )
     require_gguf(path)
     from transformers import GgufConfig
 
@@ -95,7 +97,7 @@ def _load_gguf(path: Path, dtype: str | torch.dtype) -> PreTrainedModel:
 
 
 def require_gguf(path: Path) -> None:
-    """GGUF files are read by a package of their own."""
+    """Reading GGUF files takes the package gguf; an error where it is missing."""
     try:
         import gguf  # noqa: F401
     except ImportError:
@@ -105,7 +107,7 @@ def require_gguf(path: Path) -> None:
 
 
 def check_config(config: Any) -> EquitapeConfig:
-    """The configuration in our words; what could not be adapted is refused."""
+    """The configuration as an EquitapeConfig; an error for one that cannot be adapted."""
     method = getattr(config, "quantization_config", None)
     if method is not None:
         method = method if isinstance(method, dict) else method.to_dict()
@@ -138,7 +140,8 @@ def check_loaded(model: Any, dtype: str | torch.dtype) -> None:
             )
         if dtype != "auto" and parameter.dtype != as_dtype(dtype):
             raise ValueError(
-                f"The loaded model is in {parameter.dtype}, adapting it makes no copy in {dtype}; use model.to(...)."
+                f"The loaded model is in {parameter.dtype}, and adapting does not convert it to {dtype}; use "
+                f"model.to(...)."
             )
     foreign = [
         name
@@ -223,7 +226,7 @@ def _make_missing(model: EquitapeForCausalLM, seed: int) -> None:
 
 
 def fingerprint(source: nn.Module, config: EquitapeConfig) -> dict[str, Any]:
-    """What tells one base from another: sizes and rotary positions, and a digest of values spread over every weight.
+    """What distinguishes bases: sizes and rotary positions, and a digest of values spread over every weight.
 
     Values are rounded to bfloat16 first, so the same base has one fingerprint in float32 and in bfloat16.
     """
