@@ -12,6 +12,7 @@ from cases import build
 from equitape.cli import app
 from equitape.settings import Settings, list_fields
 from equitape.training.help import recipe_help
+from equitape.training.jumps import Jumps
 from equitape.training.plan import count_parameters, describe_plan, make_plan
 from equitape.training.recipe import (
     EvaluationSettings,
@@ -359,7 +360,7 @@ def test_help_documents_every_field():
             yield f"{prefix}{entry.name}"
 
     expected = {*names(Recipe), *names(ModelSettings, "model."), *names(TrainSettings, "train.")}
-    expected |= set(names(EvaluationSettings, "evaluation."))
+    expected |= {*names(EvaluationSettings, "evaluation."), *names(Jumps, "train.jumps.")}
     rows = list_fields(Recipe)
     assert {row.name for row in rows} == expected
     assert all(row.help.endswith(".") for row in rows)
