@@ -1,6 +1,8 @@
 """`equitape eval` as it is typed: what it takes, what it refuses."""
 
 import json
+import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from typer.testing import CliRunner
 import equitape
 from equitape.cli import app
 from equitape.evaluation import EVALUATIONS, available_evaluations
+from equitape.tasks import passkey
 from gguf_files import write_gguf
 
 runner = CliRunner()
@@ -191,9 +194,9 @@ def test_what_is_refused(ours, base, tmp_path):
 def test_settings_that_changed_are_refused(ours, base, tmp_path):
     invoke(ours, *PASSKEY, "--out", tmp_path / "out")
     said = invoke(ours, *PASSKEY, "seed=5", "--out", tmp_path / "out", "--resume", code=2)
-    assert "begun with other settings: options: seed was 0, now it is 5" in said
+    assert "started with other settings: options: seed was 0, now it is 5" in said
     said = invoke(base, *PASSKEY, "--out", tmp_path / "out", "--resume", code=2)
-    assert "begun with other settings: model" in said
+    assert "started with other settings: model" in said
 
 
 def test_all_tasks_are_prepared_before_the_first_runs(ours, tmp_path):
@@ -208,3 +211,55 @@ def test_every_task_and_option_is_documented():
         for option in EVALUATIONS[name].options_class.__dataclass_fields__:
             assert f"| `{option}` |" in part, f"docs/how-to/evaluation.md says nothing of {name}'s {option}"
         assert EVALUATIONS[name].idea
+
+
+@pytest.mark.parametrize(
+    "wrong", ["full folder", "evaluation there", "no text", "no filler", "no examples", "no rouge"]
+)
+def test_refusals_come_before_the_model_is_loaded(wrong, ours, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    arguments = {
+        "no text": ["--task", "perplexity", "data=nowhere.txt"],
+        "no filler": ["--task", "needles", "filler=nowhere.txt"],
+        "no examples": ["--task", "scrolls:qasper", "data=nowhere.jsonl"],
+        "no rouge": ["--task", "scrolls:qmsum"],
+    }.get(wrong, PASSKEY)
+    if wrong == "evaluation there":
+        invoke(ours, *PASSKEY, "--out", out)
+    if wrong == "full folder":
+        out.mkdir()
+        (out / "notes.txt").write_text("mine")
+    if wrong == "no rouge":
+        monkeypatch.setitem(sys.modules, "rouge_score", None)
+    monkeypatch.setattr("equitape.evaluation.command.load_evaluated_model", lambda *_, **__: pytest.fail("loaded"))
+    said = invoke(ours, *arguments, "--out", out, code=2)
+    expected = {
+        "full folder": "is not empty and holds no evaluation",
+        "evaluation there": "--resume",
+        "no rouge": "rouge-score",
+    }
+    assert expected.get(wrong, "nowhere") in said
+
+
+def test_an_interruption_says_what_is_kept_and_how_to_continue(ours, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    command = ["eval", ours, *PASSKEY, "samples=3", "--batch-tokens", "400", "--out", str(out)]
+    monkeypatch.setattr(sys, "argv", ["equitape", *command])
+    write, calls = passkey.write_answers, []
+
+    def interrupted(*arguments):
+        calls.append(arguments)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return write(*arguments)
+
+    monkeypatch.setattr(passkey, "write_answers", interrupted)
+    result = runner.invoke(app, command)
+    assert result.exit_code == 130
+    assert "keeps 1 of 3 units" in result.output
+    line = result.output.partition("Continue with: ")[2].strip()
+    assert shlex.split(line) == ["equitape", *command, "--resume"]
+    done = (out / "results.jsonl").read_text()
+    assert runner.invoke(app, shlex.split(line)[1:]).exit_code == 0
+    assert (out / "results.jsonl").read_text().startswith(done)
+    assert len((out / "results.jsonl").read_text().splitlines()) == 3

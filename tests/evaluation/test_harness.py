@@ -14,6 +14,7 @@ from equitape.cli import app
 from equitape.evaluation import build_evaluation, evaluate, load_evaluated_model
 from equitape.evaluation.harness import main, register_with_harness
 from equitape.report.evaluation import report_folder
+from equitape.runs.results import EvaluationReport
 from equitape.tasks.perplexity import perplexity
 
 lm_eval = pytest.importorskip("lm_eval")
@@ -69,12 +70,12 @@ def by_harness(tmp_path, monkeypatch, *arguments):
     return json.loads(newest.read_text())["results"]
 
 
-def by_class(tasks, model, arguments, task):
+def by_class(tasks, model, arguments, task, device="cpu"):
     """The harness without its command line, which takes long to read all its own tasks."""
     register_with_harness()
     manager = lm_eval.tasks.TaskManager(include_path=str(tasks), include_defaults=False)
     found = lm_eval.simple_evaluate(
-        model=model, model_args=arguments, tasks=[task], task_manager=manager, device="cpu", bootstrap_iters=0
+        model=model, model_args=arguments, tasks=[task], task_manager=manager, device=device, bootstrap_iters=0
     )
     return found["results"][task]
 
@@ -103,6 +104,22 @@ def test_both_ways_give_the_same_number(make, tasks, tmp_path, monkeypatch):
     for name in ("bars-lm-evaluation-harness-acc.png", "bars-lm-evaluation-harness-acc-norm.png"):
         assert (tmp_path / "out" / name).read_bytes().startswith(b"\x89PNG")
         assert f"]({name})" in (tmp_path / "out/report.md").read_text()
+
+
+def test_the_harness_falls_back_to_the_cpu(tasks, tmp_path, monkeypatch):
+    """Its own default device is cuda:0, whatever the machine has."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    folder = save(our_model(dtype=torch.float32, max_position_embeddings=128), tmp_path / "model")
+    found = by_class(tasks, "equitape", f"pretrained={folder}", "colours", device="cuda:0")
+    assert found == by_class(tasks, "equitape", f"pretrained={folder}", "colours")
+
+
+def test_figures_of_the_harness_are_not_in_per_cent(tasks, tmp_path):
+    folder = save(our_model(dtype=torch.float32, max_position_embeddings=128), tmp_path / "model")
+    task = build_evaluation("lm-eval:colours", {"include_path": str(tasks)})
+    evaluate(load_evaluated_model(folder, device="cpu"), task, tmp_path / "out")
+    report = EvaluationReport.read(tmp_path / "out/report.json")
+    assert [report.metric(name).unit for name in report.metrics] == [""] * len(report.metrics)
 
 
 GENERATED = """

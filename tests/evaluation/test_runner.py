@@ -67,15 +67,15 @@ def test_a_run_with_other_settings_is_refused(tmp_path):
     before = lines(folder)
     with pytest.raises(ValueError, match="holds an evaluation already; go on with it by --resume"):
         evaluate(evaluated(Reader(KEY)), passkey(), folder)
-    with pytest.raises(ValueError, match="begun with other settings: options: samples was 3, now it is 5"):
+    with pytest.raises(ValueError, match="started with other settings: options: samples was 3, now it is 5"):
         evaluate(evaluated(Reader(KEY)), passkey(samples=5), folder, resume=True)
-    with pytest.raises(ValueError, match="begun with other settings: task: task was passkey, now it is needles"):
+    with pytest.raises(ValueError, match="started with other settings: task: task was passkey, now it is needles"):
         evaluate(
             evaluated(Reader(KEY, context=3000)), build_evaluation("needles", {"short": 2000}), folder, resume=True
         )
     other = Reader(KEY)
     torch.nn.init.constant_(other.embedding.weight, 3.0)
-    with pytest.raises(ValueError, match="begun with other settings: model: weights was"):
+    with pytest.raises(ValueError, match="started with other settings: model: weights was"):
         evaluate(evaluated(other), passkey(), folder, resume=True)
     assert lines(folder) == before
     (tmp_path / "file").write_text("")
@@ -100,7 +100,7 @@ def test_text_that_changed_is_another_evaluation(tmp_path, monkeypatch):
     # the same text elsewhere is the same text
     evaluate(who, build_evaluation("perplexity", named), tmp_path / "out", resume=True)
     moved.write_text("hgfedcba" * 10)
-    with pytest.raises(ValueError, match="begun with other settings: examples: data was"):
+    with pytest.raises(ValueError, match="started with other settings: examples: data was"):
         evaluate(who, build_evaluation("perplexity", named), tmp_path / "out", resume=True)
 
 
@@ -113,7 +113,7 @@ def test_filler_that_changed_is_another_evaluation(name, own, tmp_path):
     again = evaluate(evaluated(Reader(KEY)), build_evaluation(name, options), tmp_path / "out", resume=True)
     assert again["metrics"] == first["metrics"]
     filler.write_text("The sun was bright. We walked on.\n" * 40)
-    with pytest.raises(ValueError, match="begun with other settings: examples: filler was"):
+    with pytest.raises(ValueError, match="started with other settings: examples: filler was"):
         evaluate(evaluated(Reader(KEY)), build_evaluation(name, options), tmp_path / "out", resume=True)
 
 

@@ -1,6 +1,8 @@
 """What `equitape eval` does, from its arguments to the reports."""
 
 import re
+import shlex
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from ..pretrained.loading import check_model, is_local
 from ..registry import describe_choices
 from ..report.evaluation import MARKDOWN, PAGE, report_folder
 from ..report.numbers import duration, number, readable
@@ -16,7 +19,8 @@ from ..settings import describe_settings
 from ..tasks.evaluation import EvaluationTask
 from ..values import parse_value, split_pair
 from . import EVALUATIONS, build_evaluation, load_evaluated_model, rescore
-from .runner import make_plan, run_plan
+from .loading import model_label
+from .runner import check_out, describe_kept, make_plan, run_plan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,9 +60,19 @@ def run(command: EvalCommand, console: Console) -> list[dict[str, Any]]:
     if beside and len(command.tasks) > 1:
         raise ValueError("--beside is for one task at a time.")
     tasks = build_tasks(command.tasks, command.overrides)
-    if command.score:
-        for task in tasks:
+    root = command.out or Path("runs") / "eval" / model_label(command.model, command.name)
+    # each task has its own folder, unless --out names the folder of the only one
+    alone = command.out is not None and len(tasks) == 1
+    folders = [root if alone else root / re.sub(r"[^A-Za-z0-9._-]+", "-", task.full_name) for task in tasks]
+    # everything that can be refused without the model is refused before it is loaded
+    for task, folder in zip(tasks, folders, strict=True):
+        if command.score:
             task.check_scoring()
+        check_out(folder, command.resume)
+    if is_local(command.model):
+        check_model(command.model, command.base)
+    for task in tasks:
+        task.check_data()
     evaluated = load_evaluated_model(
         command.model,
         base=command.base,
@@ -67,18 +81,20 @@ def run(command: EvalCommand, console: Console) -> list[dict[str, Any]]:
         device=command.device,
         label=command.name,
     )
-    root = command.out or Path("runs") / "eval" / evaluated.name
-    # a folder of its own for each task, unless one was named for the only one
-    alone = command.out is not None and len(tasks) == 1
-    folders = [root if alone else root / re.sub(r"[^A-Za-z0-9._-]+", "-", task.full_name) for task in tasks]
-    # all of them are prepared before the first one runs: what is wrong is told at once
+    # prepare all tasks before the first one runs, so that errors come first
     plans = [
         make_plan(evaluated, task, folder, resume=command.resume, score=command.score)
         for task, folder in zip(tasks, folders, strict=True)
     ]
     reports = []
     for plan in plans:
-        report = run_plan(plan, batch_tokens=command.batch_tokens, console=console)
+        try:
+            report = run_plan(plan, batch_tokens=command.batch_tokens, console=console)
+        except KeyboardInterrupt:
+            arguments = [argument for argument in sys.argv[1:] if argument != "--resume"]
+            line = shlex.join(["equitape", *arguments, "--resume"])
+            console.print(f"{describe_kept(plan)} Continue with: {line}", highlight=False, markup=False, soft_wrap=True)
+            raise SystemExit(130) from None
         if not command.score:
             console.print(f"Answers are in {plan.out}; score them with: equitape eval {plan.out} --rescore")
             continue

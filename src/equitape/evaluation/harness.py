@@ -10,6 +10,8 @@ models; `--model equitape` also loads runs, adapters (with base=FOLDER among the
 import sys
 from typing import Any
 
+import torch
+
 from ..tasks.harness import require_harness
 from .loading import load_evaluated_model
 
@@ -17,7 +19,7 @@ MODEL_NAME = "equitape"
 
 
 def register_with_harness() -> None:
-    """Make `--model equitape` known to the harness: everything that equitape loads, adapters too."""
+    """Register `--model equitape` with the harness: everything that equitape loads, adapters included."""
     from lm_eval.api.registry import model_registry, register_model
     from lm_eval.models.huggingface import HFLM
 
@@ -36,6 +38,9 @@ def register_with_harness() -> None:
             device: str | None = None,
             **kwargs: Any,
         ):
+            # the harness's own default is cuda:0; like its class for transformers, fall back to the CPU without a GPU
+            if device is not None and device.startswith("cuda") and not torch.cuda.is_available():
+                device = None
             evaluated = load_evaluated_model(pretrained, base=base, tokenizer=tokenizer, dtype=dtype, device=device)
             super().__init__(pretrained=evaluated.model, tokenizer=evaluated.tokenizer, **kwargs)
 
@@ -43,7 +48,7 @@ def register_with_harness() -> None:
 
 
 def main() -> None:
-    """The command line of lm-evaluation-harness, with models of ours registered."""
+    """The command line of lm-evaluation-harness with the models of equitape registered."""
     try:
         require_harness()
     except ValueError as error:

@@ -6,6 +6,11 @@ from ..pretrained.loading import check_hub, check_model, choose_device, is_local
 from ..tasks.evaluated_model import EvaluatedModel
 
 
+def model_label(name: str, label: str | None = None) -> str:
+    """The name of a model in reports: the label, or the name of its folder."""
+    return label or Path(name).expanduser().resolve().name
+
+
 def load_evaluated_model(
     name: str,
     *,
@@ -27,6 +32,4 @@ def load_evaluated_model(
     # the tokenizer first: if it is missing, the error comes before minutes of loading
     loaded_tokenizer = load_tokenizer_of(name, base, tokenizer)
     model = load_model(name, dtype, base, as_ours=False)
-    return EvaluatedModel(
-        model=model.to(place), tokenizer=loaded_tokenizer, name=label or Path(name).expanduser().resolve().name
-    )
+    return EvaluatedModel(model=model.to(place), tokenizer=loaded_tokenizer, name=model_label(name, label))

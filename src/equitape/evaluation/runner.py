@@ -100,22 +100,28 @@ def describe_settings(evaluated: EvaluatedModel, task: EvaluationTask, units: li
     return json.loads(json.dumps(plain(content)))
 
 
-def check_folder(out: Path, settings: dict[str, Any], resume: bool) -> None:
-    """Refuse a folder that holds another evaluation, or this one when it was not said to go on."""
+def check_out(out: Path, resume: bool) -> None:
+    """Refuse a folder that cannot take an evaluation. This needs no model and is checked before one is loaded."""
     if out.exists() and not out.is_dir():
         raise ValueError(f"{str(out)!r} is a file; give the name of a folder.")
     if not (out / SETTINGS).exists():
         if out.exists() and any(out.iterdir()):
             raise ValueError(f"{str(out)!r} is not empty and holds no evaluation; choose another folder.")
+    elif not resume:
+        raise ValueError(f"{str(out)!r} already holds an evaluation; continue it with --resume, or choose another.")
+
+
+def check_folder(out: Path, settings: dict[str, Any], resume: bool) -> None:
+    """Refuse a folder that holds another evaluation, or this one without `resume`."""
+    check_out(out, resume)
+    if not (out / SETTINGS).exists():
         return
-    if not resume:
-        raise ValueError(f"{str(out)!r} holds an evaluation already; go on with it by --resume, or choose another.")
     old = read_settings(out)
     difference = find_difference(old, settings, ("task", "options", "examples", "model"))
     if difference is not None:
         raise ValueError(
-            f"The evaluation in {str(out)!r} was begun with other settings: {difference}. Resume with the same, or "
-            f"choose another folder."
+            f"The evaluation in {str(out)!r} was started with other settings: {difference}. Resume with the same "
+            f"settings, or choose another folder."
         )
 
 
@@ -151,6 +157,12 @@ def read_results(out: Path) -> dict[str, Record]:
         path.write_text(f"{whole}\n" if whole else "", encoding="utf-8")
     lines = [json.loads(line) for line in whole.splitlines() if line]
     return {line["unit"]: line["record"] for line in lines}
+
+
+def describe_kept(plan: Plan) -> str:
+    """After an interruption: what the folder holds."""
+    done = len(read_results(plan.out))
+    return f"Interrupted. {plan.out} keeps {done} of {len(plan.units)} units."
 
 
 def run_units(
@@ -272,6 +284,7 @@ def rescore(out: Path | str) -> dict[str, Any]:
             "idea": task.idea,
             "headline": task.headline,
             "higher_is_better": task.higher_is_better,
+            "declared": [asdict(metric) for metric in task.metrics],
             **report,
             "cost": {key: cost.get(key) for key in ("seconds", "tokens", "peak_mib")},
             "environment": cost.get("environment") or describe_environment(),

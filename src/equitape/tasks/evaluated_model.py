@@ -12,11 +12,12 @@ from ..pretrained.vocabulary import check_vocabulary
 from ..pretrained.weights import digest_of
 from .perplexity import unwrap
 
-CPU_BATCH_TOKENS = 16384
+CPU_BATCH_TOKENS = 4096
+"""Tokens per batch on a CPU. Results are written after every batch, so a batch should take seconds."""
 MOST_BATCH_TOKENS = 2**19
-"""Longer batches make nothing faster."""
+"""Longer batches are not faster."""
 USABLE_SHARE = 0.5
-"""Of the free memory: fragments, logits and work space take the rest."""
+"""Of the free memory; fragments, logits and work space take the rest."""
 
 Writing = Literal["generate", "steps", "graph"]
 """By transformers' generate; by steps of fixed shapes (steps.py); or by such a step replayed as a CUDA graph."""

@@ -87,7 +87,10 @@ class EvaluationTask:
         return self.name if self.part is None else f"{self.name}:{self.part}"
 
     def check_scoring(self) -> None:
-        """Refuse, before any work, when a package is missing that scores need."""
+        """Refuse a missing package that scores need. Called before a model is loaded."""
+
+    def check_data(self) -> None:
+        """Refuse data or packages that are missing. Called before a model is loaded."""
 
     def prepare(self, evaluated: EvaluatedModel) -> list[Unit]:
         """All units; what cannot be done is refused here, before any work."""

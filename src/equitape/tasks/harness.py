@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..data.scrolls import first_line
-from ..runs.results import Bars
+from ..runs.results import Bars, Metric
 from ..settings import Settings
 from .evaluated_model import EvaluatedModel
 from .evaluation import Advance, EvaluationTask, Record, Report, Unit
@@ -43,15 +43,18 @@ class Harness(EvaluationTask):
     options_class = HarnessOptions
     options: HarnessOptions
     headline = "score"
+    # scaled as the harness does, mostly from 0 to 1
+    metrics = (Metric(name="score", higher_is_better=True),)
     any_part = True
     part: str
 
     def check_scoring(self) -> None:
         require_harness()
 
-    def prepare(self, evaluated: EvaluatedModel) -> list[Unit]:
+    def check_data(self) -> None:
+        if hasattr(self, "loaded"):
+            return
         require_harness()
-        evaluated.check_table(self.options.max_length or 0)
         names = [name.strip() for name in self.part.split(",")]
         self.manager = find_tasks(names, self.options.include_path)
         known = set(self.manager.all_tasks)
@@ -59,7 +62,11 @@ class Harness(EvaluationTask):
             if name not in known:
                 raise ValueError(f"lm-evaluation-harness has no task {name!r}.{near(name, known)}")
         self.loaded = {name: load_task(name, self.manager) for name in names}
-        return [Unit(key=name, length=evaluated.context or 1) for name in names]
+
+    def prepare(self, evaluated: EvaluatedModel) -> list[Unit]:
+        self.check_data()
+        evaluated.check_table(self.options.max_length or 0)
+        return [Unit(key=name, length=evaluated.context or 1) for name in self.loaded]
 
     def answer(self, evaluated: EvaluatedModel, units: list[Unit], batch_tokens: int, advance: Advance) -> list[Record]:
         import lm_eval

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from ..data.text import read_documents
 from ..settings import Settings
 from .evaluated_model import EvaluatedModel
 from .evaluation import EvaluationTask, Unit, check_lengths
@@ -53,6 +54,10 @@ class HaystackTask(EvaluationTask):
     def describe(self, place: Place) -> str:
         """How error messages call a prompt, beyond the task's name."""
         return ""
+
+    def check_data(self) -> None:
+        if self.options.filler != NOISE:
+            read_documents(self.options.filler)
 
     def prepare(self, evaluated: EvaluatedModel) -> list[Unit]:
         options = self.options

@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 from ..registry import describe_choices
-from ..runs.results import HeatMap
+from ..runs.results import PERCENT, HeatMap, Metric
 from .decoding import write_answers
 from .evaluated_model import EvaluatedModel
 from .evaluation import Advance, Record, Report, Unit, mean
@@ -48,6 +48,7 @@ class Needles(HaystackTask):
     options_class = NeedlesOptions
     options: NeedlesOptions
     headline = "score"
+    metrics = tuple(Metric(name=name, higher_is_better=True, unit=PERCENT) for name in ("score", *KINDS))
 
     def places(self, length: int) -> list[Place]:
         return [

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from ..runs.results import HeatMap
+from ..runs.results import EXACT_MATCH, HeatMap
 from .decoding import write_answers
 from .evaluated_model import EvaluatedModel
 from .evaluation import Advance, Record, Report, Unit, mean
@@ -50,6 +50,7 @@ class Passkey(HaystackTask):
     options_class = PasskeyOptions
     options: PasskeyOptions
     headline = "exact_match"
+    metrics = (EXACT_MATCH,)
 
     def prepare(self, evaluated: EvaluatedModel) -> list[Unit]:
         units = super().prepare(evaluated)

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from ..data.text import short_names
+from ..data.text import read_documents, short_names
 from ..data.tokens import TokenStore, build_tokens
 from ..registry import describe_choices
-from ..runs.results import Curve
+from ..runs.results import BITS_PER_BYTE, PERPLEXITY, Curve
 from ..settings import Settings
 from .evaluated_model import EvaluatedModel
 from .evaluation import Advance, EvaluationTask, Record, Report, Unit, check_lengths
@@ -81,16 +81,22 @@ class Perplexity(EvaluationTask):
     options_class = PerplexityOptions
     options: PerplexityOptions
     headline = "perplexity"
+    metrics = (PERPLEXITY, BITS_PER_BYTE)
     higher_is_better = False
+
+    def check_data(self) -> None:
+        if not self.options.sources:
+            raise ValueError(
+                "Task 'perplexity' has no text. Set its option data to a file, a folder or a place inside an archive, "
+                "for example data=books.tar.xz/books/test, or to several by name, for example "
+                "data={books: PATH, proofs: PATH}."
+            )
+        for source in self.options.sources.values():
+            read_documents(source)
 
     def prepare(self, evaluated: EvaluatedModel) -> list[Unit]:
         options = self.options
-        if not options.sources:
-            raise ValueError(
-                "Task 'perplexity' has no text: nothing was named by its option data, and none comes with equitape. "
-                "Give a file, a folder or a place inside an archive, as data=books.tar.xz/books/test, or several by "
-                "name, as data={books: PATH, proofs: PATH}."
-            )
+        self.check_data()
         self.stores = {name: build_tokens(source, evaluated.tokenizer) for name, source in options.sources.items()}
         self.documents = {name: self.read(store) for name, store in self.stores.items()}
         self.lengths = lengths = self.choose_lengths(evaluated.context)

@@ -27,13 +27,10 @@ from .base import ENDLESS, IGNORED, Evaluation, Task
 from .decoding import batches_of, write_answers
 from .evaluated_model import EvaluatedModel
 from .evaluation import Unit
-from .scrolls_evaluation import score_answers, spread
+from .scrolls_evaluation import SCORES, score_answers, spread
 from .sizes import require_positive, scale_samples
 from .text_metrics import require_rouge
 
-SCORES = tuple(
-    Metric(name=name, higher_is_better=True, unit=PERCENT) for name in ("score", "f1", "exact_match", "rouge")
-)
 ANSWER_LOSS = Metric(name="answer_loss", higher_is_better=False)
 DOCUMENTS_CUT = Metric(name="documents_cut", higher_is_better=None, unit=PERCENT)
 

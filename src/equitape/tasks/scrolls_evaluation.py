@@ -9,7 +9,7 @@ from ..data.pieces import PieceTokenizer
 from ..data.scrolls import Item, load_examples
 from ..data.scrolls_prompts import DATASETS, RULES, PromptWriter
 from ..registry import describe_choices
-from ..runs.results import Bars
+from ..runs.results import PERCENT, PERPLEXITY, Bars, Metric
 from ..settings import Settings
 from . import text_metrics as metrics
 from .decoding import write_answers
@@ -17,6 +17,10 @@ from .evaluated_model import EvaluatedModel
 from .evaluation import Advance, EvaluationTask, Record, Report, Unit, mean
 from .perplexity import perplexity
 
+SCORES = tuple(
+    Metric(name=name, higher_is_better=True, unit=PERCENT) for name in ("score", "f1", "exact_match", "rouge")
+)
+COUNTS = Metric(name="prompts", higher_is_better=None)
 SHORT_WINDOWS = 64
 SHORT_KEY = "short"
 
@@ -59,6 +63,7 @@ class Scrolls(EvaluationTask):
     options_class = ScrollsOptions
     options: ScrollsOptions
     headline = "score"
+    metrics = (*SCORES, PERPLEXITY, COUNTS)
     parts = tuple(DATASETS)
     part: str
     mixes_lengths = True
@@ -67,10 +72,14 @@ class Scrolls(EvaluationTask):
         if DATASETS[self.part].metric == "rouge":
             metrics.require_rouge()
 
+    def check_data(self) -> None:
+        if not hasattr(self, "examples"):
+            self.examples = load_examples(self.part, self.options.data, self.options.split)
+            check_names(self.examples.items)
+
     def prepare(self, evaluated: EvaluatedModel) -> list[Unit]:
         options = self.options
-        self.examples = load_examples(self.part, options.data, options.split)
-        check_names(self.examples.items)
+        self.check_data()
         self.new_tokens = options.new_tokens or DATASETS[self.part].new_tokens
         self.length = options.length or evaluated.context
         if self.length is None:
