@@ -65,7 +65,7 @@ def test_a_run_with_other_settings_is_refused(tmp_path):
     folder = tmp_path / "out"
     evaluate(evaluated(Reader(KEY)), passkey(), folder)
     before = lines(folder)
-    with pytest.raises(ValueError, match="holds an evaluation already; go on with it by --resume"):
+    with pytest.raises(ValueError, match="already holds an evaluation; continue it with --resume"):
         evaluate(evaluated(Reader(KEY)), passkey(), folder)
     with pytest.raises(ValueError, match="started with other settings: options: samples was 3, now it is 5"):
         evaluate(evaluated(Reader(KEY)), passkey(samples=5), folder, resume=True)
