@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from . import reference
-from .operator import fused_rotary_backward, fused_token_update, fused_update
+from .operator import fused_move, fused_rotary_backward, fused_token_update, fused_update
 
 __all__ = ["apply_rotary_backward", "fuses_token", "move_field", "update_field", "update_token"]
 
@@ -107,7 +107,15 @@ def move_field(field: Tensor, attended: Tensor, source: Tensor, target: Tensor) 
 
     field: z [B or 1, G, N, D]; attended: c [B, H, N, D]; source, target: [G, H]. Returns [B, G, N, D].
     """
-    return reference.move_field(field, attended, source.to(attended.dtype), target.to(attended.dtype))
+    choice = _choice()
+    if choice == "reference" or (choice == "auto" and not field.is_cuda):
+        return reference.move_field(field, attended, source.to(attended.dtype), target.to(attended.dtype))
+    obstacle = _general_obstacle(attended, source, target, field)
+    if obstacle is not None:
+        _refuse_if_demanded(choice, obstacle)
+        return reference.move_field(field, attended, source.to(attended.dtype), target.to(attended.dtype))
+    # autograd sums the gradient of a field shared by the batch
+    return fused_move(field.expand(attended.shape[0], -1, -1, -1), attended, source, target)
 
 
 def apply_rotary_backward(

@@ -28,7 +28,15 @@ torch.library.define(
     "equitape::apply_rotary_backward",
     "(Tensor grad_query, Tensor grad_key, Tensor query, Tensor key, Tensor field) -> (Tensor, Tensor, Tensor)",
 )
+torch.library.define("equitape::move_field", "(Tensor field, Tensor attended, Tensor source, Tensor target) -> Tensor")
+torch.library.define(
+    "equitape::move_field_backward",
+    "(Tensor gradient, Tensor field, Tensor attended, Tensor source, Tensor target) -> "
+    "(Tensor, Tensor, Tensor, Tensor)",
+)
 fused_update = torch.ops.equitape.update_field.default
+fused_move = torch.ops.equitape.move_field.default
+fused_move_backward = torch.ops.equitape.move_field_backward.default
 fused_token_update = torch.ops.equitape.update_token.default
 fused_gradients = torch.ops.equitape.update_field_backward.default
 fused_rotary_backward = torch.ops.equitape.apply_rotary_backward.default
@@ -158,6 +166,45 @@ def _(grad_query: Tensor, grad_key: Tensor, query: Tensor, key: Tensor, field: T
     return _empty_rotary_gradients(query, key, field)
 
 
+@torch.library.impl("equitape::move_field", DEVICES)
+def _move(field: Tensor, attended: Tensor, source: Tensor, target: Tensor) -> Tensor:
+    """reference.move_field by Triton, for a field with its whole batch."""
+    from .triton_move import forward
+
+    moved = _empty_result(field, attended, None)
+    with _on_device(field):
+        forward(moved, field, attended, source, target)
+    return moved
+
+
+@torch.library.register_fake("equitape::move_field")
+def _(field: Tensor, attended: Tensor, source: Tensor, target: Tensor) -> Tensor:
+    return _empty_result(field, attended, None)
+
+
+@torch.library.impl("equitape::move_field_backward", DEVICES)
+def _move_gradients(
+    gradient: Tensor, field: Tensor, attended: Tensor, source: Tensor, target: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    from .triton_move import backward
+
+    with _on_device(field):
+        return backward(gradient, field, attended, source, target)
+
+
+@torch.library.register_fake("equitape::move_field_backward")
+def _(
+    gradient: Tensor, field: Tensor, attended: Tensor, source: Tensor, target: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    contiguous = torch.contiguous_format
+    return (
+        torch.empty_like(field, memory_format=contiguous),
+        torch.empty_like(attended, memory_format=contiguous),
+        torch.empty_like(source, memory_format=contiguous),
+        torch.empty_like(target, memory_format=contiguous),
+    )
+
+
 def _empty_result(field: Tensor, attended: Tensor | None, gate: Tensor | None) -> Tensor:
     source = attended if attended is not None else gate
     assert source is not None
@@ -219,3 +266,15 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
 
 
 torch.library.register_autograd("equitape::update_field", _backward, setup_context=_save_inputs)
+
+
+def _save_move(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _move_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    gradients = fused_move_backward(gradient, *ctx.saved_tensors)
+    return tuple(each if wanted else None for each, wanted in zip(gradients, ctx.needs_input_grad, strict=True))
+
+
+torch.library.register_autograd("equitape::move_field", _move_backward, setup_context=_save_move)
