@@ -1,5 +1,6 @@
 """Fine-tuning runs: what they write, that a kill costs nothing, that gradients arrive, and what is refused."""
 
+import copy
 import json
 import os
 import signal
@@ -14,7 +15,7 @@ from typer.testing import CliRunner
 from cases import gap
 from equitape import load_adapter
 from equitape.adapt import METHODS, AdaptSettings
-from equitape.adapt.finetune import FinetuneSettings, finetune, only_trained_in_checkpoints
+from equitape.adapt.finetune import FinetuneSettings, check_identity, finetune, only_trained_in_checkpoints
 from equitape.cli import app
 from equitape.data.tokenizers import byte_tokenizer
 from equitape.pretrained.weights import load_source
@@ -382,3 +383,15 @@ def test_a_full_disk_ends_the_command(room, tmp_path, monkeypatch):
     assert result.exit_code == 1
     assert "cannot be written (No space left on device); nothing there was changed" in result.output
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_begun_before_an_encoding_had_all_its_options_resumes(tmp_path):
+    base = adapt(make_source(), "tape").adaptation.base
+    older = copy.deepcopy(base)
+    del older["architecture"]["encoding"]["theta"]
+    (tmp_path / "run.json").write_text(json.dumps({"base": older}))
+    check_identity(tmp_path, {"base": base}, resume=True)
+    older["architecture"]["encoding"]["theta"] = 5000.0
+    (tmp_path / "run.json").write_text(json.dumps({"base": older}))
+    with pytest.raises(ValueError, match="was begun with another base"):
+        check_identity(tmp_path, {"base": base}, resume=True)

@@ -29,7 +29,7 @@ from ..data.text import find_files, short_names
 from ..data.tokens import TokenStore, build_tokens
 from ..model import EquitapeForCausalLM
 from ..pretrained.adaptation import Adaptation, adaptation_of
-from ..pretrained.adapter import save_adapter
+from ..pretrained.adapter import complete_architecture, save_adapter
 from ..pretrained.adapting import AdaptedForCausalLM, build
 from ..pretrained.lora import lora_layers
 from ..pretrained.methods import summarize_training
@@ -168,10 +168,12 @@ def describe_run(adaptation: Adaptation, settings: FinetuneSettings, rows: Packe
 
 
 def check_identity(out: Path, identity: dict[str, Any], resume: bool) -> None:
-    """Refuse to go on with a run under other settings."""
+    """Refuse to resume a run with other settings."""
     old = read_json(out / RUN)
     if not resume or old is None:
         return
+    if "architecture" in old.get("base", {}):
+        old["base"]["architecture"] = complete_architecture(old["base"]["architecture"])
     for part, values in identity.items():
         for key in {**values, **old.get(part, {})}:
             was, now = old.get(part, {}).get(key), values.get(key)

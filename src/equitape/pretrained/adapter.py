@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from ..encodings.base import ENCODINGS
 from ..model import EquitapeForCausalLM
 from ..runs.files import files_in
 from .adaptation import adaptation_of
@@ -94,13 +95,21 @@ def read_tensors(folder: Path, description: dict[str, Any]) -> dict[str, Tensor]
 
 def describe_difference(expected: dict[str, Any], found: dict[str, Any]) -> str | None:
     """The first thing in which two bases differ, or None."""
-    for key, value in expected["architecture"].items():
+    for key, value in complete_architecture(expected["architecture"]).items():
         other = found["architecture"].get(key)
         if other != value:
             return f"its {key} is {other}, not {value}"
     if expected["weights"] != found["weights"]:
         return "it has the same sizes but other weights"
     return None
+
+
+def complete_architecture(architecture: dict[str, Any]) -> dict[str, Any]:
+    """A fingerprint's architecture with every option of its encoding: a file lacks those that are newer than it."""
+    options = dict(architecture["encoding"])
+    kind = options.pop("kind")
+    complete = ENCODINGS[kind].options_class.parse(options, f"Encoding {kind!r}").to_dict()
+    return {**architecture, "encoding": json.loads(json.dumps({"kind": kind, **complete}))}
 
 
 def insert(model: EquitapeForCausalLM, tensors: dict[str, Tensor], names: tuple[str, ...], where: str) -> None:
