@@ -18,6 +18,7 @@ from equitape.adapt import METHODS, AdaptSettings
 from equitape.adapt.finetune import FinetuneSettings, check_identity, finetune, only_trained_in_checkpoints
 from equitape.cli import app
 from equitape.data.tokenizers import byte_tokenizer
+from equitape.pretrained import adapting
 from equitape.pretrained.weights import load_source
 from families import make_source
 
@@ -373,8 +374,6 @@ def test_a_folder_that_holds_something_is_left_alone(room, tmp_path):
 
 
 def test_a_full_disk_ends_the_command(room, tmp_path, monkeypatch):
-    from equitape.pretrained import adapting
-
     def fail(*args):
         raise OSError(28, "No space left on device")
 
@@ -386,7 +385,7 @@ def test_a_full_disk_ends_the_command(room, tmp_path, monkeypatch):
 
 
 def test_a_run_begun_before_an_encoding_had_all_its_options_resumes(tmp_path):
-    base = adapt(make_source(), "tape").adaptation.base
+    base = adapting.adapt(make_source(), "tape").adaptation.base
     older = copy.deepcopy(base)
     del older["architecture"]["encoding"]["theta"]
     (tmp_path / "run.json").write_text(json.dumps({"base": older}))
