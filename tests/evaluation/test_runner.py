@@ -184,9 +184,9 @@ def test_two_models_side_by_side(tmp_path):
     report_folder(tmp_path / "end", {"original": tmp_path / "all"})
     page = (tmp_path / "end/report.md").read_text()
     assert "| metric | end | original |" in page
-    assert "| exact match 600, % ↑ | 50.00 | 100.0 |" in page
+    assert "| exact match 600, % ↑ | 50.00 | 100.00 |" in page
     # what the longer context cost at a short length
-    assert "| exact match 400, % ↑ | 50.00 | 100.0 | -50 |" in page
+    assert "| exact match 400, % ↑ | 50.00 | 100.00 | -50 |" in page
     assert "change from original" in page
     assert report["model"]["name"] == "end"
     with pytest.raises(ValueError, match="Two models are called 'end'"):

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from equitape.report.evaluation import contexts_note, write_evaluation
+from equitape.report.evaluation import contexts_note, notes_of, write_evaluation
 from equitape.report.evaluation_plots import MOST_ROWS, evaluation_plots
 from equitape.report.numbers import number
 from equitape.report.style import HATCHES, series_styles
@@ -112,6 +112,11 @@ def test_models_of_different_contexts_are_marked():
     reports = {name: make(context) for name, context in (("a", 64), ("b", 4096), ("c", None))}
     assert "Contexts differ (a 64, b 4,096, c unknown)" in contexts_note(reports)[0]
     assert contexts_note({"a": reports["a"], "d": reports["a"]}) == []
+
+
+def test_a_note_of_several_models_is_written_once():
+    reports = {"a": make(notes=["Same.", "Two."]), "b": make(notes=["Same.", "Two."]), "c": make(notes=["Same."])}
+    assert notes_of(reports) == ["Same.", "a, b: Two."]
 
 
 def test_page_holds_everything(tmp_path):

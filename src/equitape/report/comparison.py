@@ -8,9 +8,9 @@ from typing import Any
 from ..runs.files import write_text
 from ..runs.results import MISSING as NOT_RUN
 from ..runs.results import Comparison
-from .comparison_plots import all_plots
+from .comparison_plots import LOSS, all_plots
 from .comparison_tables import claims_table, headline_table, metric_table, paired_table, runs_table
-from .numbers import number, readable
+from .numbers import readable, with_unit
 from .pages import render, write_plots
 from .summary import BEST_RULE, PARTS, Spread, Summary, summarise
 from .tables import Table
@@ -44,9 +44,12 @@ def write_comparison(
         "idea": task_idea(results),
         "description": results.recipe.get("description") or "",
         "findings": [*findings(summary), *remarks],
-        "tables": tables,
+        "headline_table": tables[0],
+        "tables": tables[1:],
         "rules": BEST_RULE,
-        "plots": plots,
+        # what was scored comes right after the headline, how training went after all tables
+        "plots": [plot for plot in plots if plot.name != LOSS],
+        "late_plots": [plot for plot in plots if plot.name == LOSS],
         "runs": runs_table(summary),
         "environment": environment_rows(results.environment, summary),
         "recipes": recipes,
@@ -107,16 +110,15 @@ def findings(summary: Summary) -> list[str]:
     return sentences
 
 
-def with_unit(summary: Summary, value: float) -> str:
+def headline_value(summary: Summary, value: float) -> str:
     """The headline's name and a value of it with its unit."""
     unit = summary.unit(summary.headline)
-    gap = "" if unit in ("", "%") else " "
-    return f"{readable(summary.headline)} {number(value)}{' %' if unit == '%' else gap + unit}"
+    return f"{readable(summary.headline)} {with_unit(value, unit)} {unit}".strip()
 
 
 def tie(summary: Summary, first: list[str], best: float, count: int) -> str:
     """Several encodings have the same best mean, such as zero in a task that none of them solves."""
-    value = with_unit(summary, best)
+    value = headline_value(summary, best)
     if len(first) == count:
         return f"All {count} encodings have {value}, so the result does not tell them apart."
     return f"{', '.join(first[:-1])} and {first[-1]} share the first place with {value}; none is marked best."
@@ -125,7 +127,7 @@ def tie(summary: Summary, first: list[str], best: float, count: int) -> str:
 def leader(summary: Summary, first: str, spreads: dict[str, Spread]) -> str:
     """How far the encoding with the best mean is ahead of the others."""
     found, better = spreads[first], bool(summary.higher_is_better(summary.headline))
-    value = with_unit(summary, found.mean)
+    value = headline_value(summary, found.mean)
     if summary.best(summary.headline) is not None:
         return f"{first} leads with {value}, by more than the spread over seeds."
     if found.count == 1:

@@ -10,10 +10,12 @@ from numpy.typing import NDArray
 
 from ..runs.results import Curve, Evaluation, HeatMap
 from .charts import Line, LinePanel, MapPanel, MapStyle, Mark, heat_maps, line_plot, log_bins, spans
-from .numbers import number, readable
+from .numbers import PERCENT, number, readable, with_unit
 from .style import Plot, SeriesStyle, file_name, series_styles
 from .summary import Group, Spread, Summary, curve_spreads, mean_grid
 
+LOSS = "training-loss"
+"""The name of the plot of training."""
 MOST_LOSS_POINTS = 200
 MOST_PLACES = 32
 """Points of a curve over token positions beyond which they are put into bins."""
@@ -106,7 +108,7 @@ def plot_loss(summary: Summary) -> Plot | None:
     last = "; ".join(f"{line.label} {number(line.y[-1])}" for line in lines)
     panel = LinePanel(x_label="step", y_label="training loss, nats per token", lines=lines, x_log=False, y_log_span=20)
     return line_plot(
-        "training-loss",
+        LOSS,
         "Training loss",
         [panel],
         alt=f"Line plot of training loss against step, mean over seeds. At the end: {last}.",
@@ -179,6 +181,7 @@ def plot_heat_maps(summary: Summary, title: str) -> Plot:
         cell for group in summary.groups for entry in maps_of(group, title) for row in entry.values for cell in row
     ]
     share = is_share(cells, title)
+    unit = PERCENT if share else ""
     for group in summary.groups:
         maps = maps_of(group, title)
         same = [entry for entry in maps if (entry.rows, entry.columns) == (maps[0].rows, maps[0].columns)]
@@ -193,14 +196,14 @@ def plot_heat_maps(summary: Summary, title: str) -> Plot:
         seeds = f"{len(same)} seed{'s' if len(same) > 1 else ''}"
         panels.append(
             MapPanel(
-                title=f"{group.label}\nmean {number(mean)}, {seeds}",
+                title=f"{group.label}\nmean {with_unit(mean, unit)}, {seeds}",
                 values=grid,
                 row_ticks=[str(value) for value in same[0].rows],
                 column_ticks=[str(value) for value in same[0].columns],
                 frame=frame,
             )
         )
-        described.append(f"{group.label} {number(mean)}")
+        described.append(f"{group.label} {with_unit(mean, unit)}")
     assert first is not None
     style = MapStyle(
         row_label=first.row_label,

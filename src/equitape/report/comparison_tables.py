@@ -3,20 +3,20 @@
 from collections.abc import Callable, Sequence
 
 from ..runs.results import MISSING as NOT_RUN
-from .numbers import MISSING, decimals, duration, number, quantity, readable, signed
+from .numbers import MISSING, PERCENT, decimals, duration, number, quantity, readable, signed, with_unit
 from .summary import Group, Spread, Summary
 from .tables import Cell, Table
 
 
-def spread_cell(spread: Spread | None, best: bool = False) -> Cell:
+def spread_cell(spread: Spread | None, unit: str = "", best: bool = False) -> Cell:
     """Mean ± standard deviation, with the range below it, all with the decimals of the mean."""
     if spread is None:
         return Cell(text=MISSING)
     if spread.deviation is None:
-        return Cell(text=number(spread.mean), detail="n = 1")
-    places = decimals(spread.mean)
+        return Cell(text=with_unit(spread.mean, unit), detail="n = 1")
+    places = 2 if unit == PERCENT else decimals(spread.mean)
     low, high, deviation = (number(value, places) for value in (spread.low, spread.high, spread.deviation))
-    text = f"{number(spread.mean)} ± {deviation}"
+    text = f"{with_unit(spread.mean, unit)} ± {deviation}"
     return Cell(text=text, detail=f"{low} … {high}, n = {spread.count}", kind="best" if best else "")
 
 
@@ -57,7 +57,10 @@ def metric_table(summary: Summary, title: str, names: list[str]) -> Table:
         title=title,
         columns=["encoding", *(metric_title(summary, name) for name in names)],
         rows=[
-            [name_cell(group), *(spread_cell(group.metric(name), best[name] == group.label) for name in names)]
+            [
+                name_cell(group),
+                *(spread_cell(group.metric(name), summary.unit(name), best[name] == group.label) for name in names),
+            ]
             for group in summary.groups
         ],
     )
@@ -107,7 +110,7 @@ def headline_table(summary: Summary) -> Table:
     rows = [
         [
             name_cell(group),
-            spread_cell(group.metric(name), best == group.label),
+            spread_cell(group.metric(name), summary.unit(name), best == group.label),
             plain_cell(group.spread("parameters"), quantity),
             plain_cell(group.spread("trained_tokens"), quantity),
             time,
@@ -157,7 +160,7 @@ def runs_table(summary: Summary) -> Table:
                     Cell(text=group.label),
                     Cell(text=str(run.seed)),
                     Cell(text=run.status, kind="" if run.done else "failed"),
-                    Cell(text=number(run.metric(summary.headline))),
+                    Cell(text=with_unit(run.metric(summary.headline), summary.unit(summary.headline))),
                     Cell(text=MISSING if final is None else f"{number(final[1])} at {final[0]:,}"),
                     next(times),
                     Cell(text=run.note, kind="words"),
@@ -208,10 +211,12 @@ def claims_table(summary: Summary) -> Table | None:
         row = [Cell(text=label, detail="not run here") if group is None else name_cell(group)]
         for metric in [*ours, *foreign]:
             if metric in ours:
-                row.append(spread_cell(None if group is None else group.metric(metric)))
+                row.append(spread_cell(None if group is None else group.metric(metric), summary.unit(metric)))
             claimed = claims.get(label, {}).get(metric)
-            row.append(Cell(text=MISSING if claimed is None else number(claimed)))
+            row.append(Cell(text=with_unit(claimed, summary.unit(metric))))
         if beside:
-            row.append(spread_cell(None if group is None else group.metric(summary.headline)))
+            row.append(
+                spread_cell(None if group is None else group.metric(summary.headline), summary.unit(summary.headline))
+            )
         rows.append(row)
     return Table(title="Published numbers and ours", columns=["encoding", *columns], rows=rows, notes=notes)

@@ -6,7 +6,7 @@ from ..evaluation.runner import REPORT, read_other
 from ..runs.files import write_text
 from ..runs.results import EvaluationReport
 from .evaluation_plots import Reports, evaluation_plots
-from .numbers import duration, number, readable
+from .numbers import duration, readable, with_unit
 from .pages import render, write_plots
 from .tables import Cell, Table
 
@@ -33,7 +33,7 @@ def write_evaluation(report: EvaluationReport, others: Reports, out: Path) -> No
         raise ValueError(f"Two models are called {report.model['name']!r}; rename one with NAME=FOLDER.")
     plots = evaluation_plots(reports)
     content = {
-        "title": f"{report.task}: {', '.join(reports)}" if len(reports) <= 4 else report.task,
+        "title": f"{report.task}: {', '.join(reports) if len(reports) <= 4 else f'{len(reports)} models'}",
         "idea": report.idea,
         "protocol": report.protocol,
         "notes": notes_of(reports),
@@ -47,9 +47,12 @@ def write_evaluation(report: EvaluationReport, others: Reports, out: Path) -> No
 
 
 def notes_of(reports: Reports) -> list[str]:
-    """What a reader must know, with the model's name in front where there are several, and where contexts differ."""
-    several = len(reports) > 1
-    notes = [f"{name}: {note}" if several else note for name, report in reports.items() for note in report.notes]
+    """What a reader must know, each note once, with the names of its models unless it is of all of them."""
+    whose: dict[str, list[str]] = {}
+    for name, report in reports.items():
+        for note in report.notes:
+            whose.setdefault(note, []).append(name)
+    notes = [note if len(names) == len(reports) else f"{', '.join(names)}: {note}" for note, names in whose.items()]
     return notes + contexts_note(reports)
 
 
@@ -83,7 +86,7 @@ def figures_table(reports: Reports) -> Table:
     rows = [
         [
             Cell(text=metric_title(first, name), kind="clear" if name == first.headline else ""),
-            *(Cell(text=number(report.metrics.get(name))) for report in reports.values()),
+            *(Cell(text=with_unit(report.metrics.get(name), first.metric(name).unit)) for report in reports.values()),
         ]
         for name in names
         if name in first.metrics
@@ -99,7 +102,7 @@ def short_table(reports: Reports) -> Table:
     for name, value in first.short.items():
         row = [
             Cell(text=metric_title(first, name)),
-            *(Cell(text=number(one.short.get(name))) for one in reports.values()),
+            *(Cell(text=with_unit(one.short.get(name), first.metric(name).unit)) for one in reports.values()),
         ]
         for other in others:
             before = reports[other].short.get(name)

@@ -20,7 +20,7 @@ from .charts import (
     line_plot,
 )
 from .comparison_plots import BINS, in_log_bins, is_by_position
-from .numbers import number
+from .numbers import PERCENT, number, with_unit
 from .style import Plot, SeriesStyle, file_name, series_styles
 
 Reports = dict[str, EvaluationReport]
@@ -61,7 +61,7 @@ def plot_grids(reports: Reports, title: str) -> Plot:
     for name, grid in grids.items():
         values = np.array([[math.nan if cell is None else cell for cell in row] for row in grid.values], dtype=float)
         known = values[np.isfinite(values)]
-        average = number(float(known.mean()) if known.size else math.nan)
+        average = with_unit(float(known.mean()) if known.size else math.nan, PERCENT)
         context = reports[name].model["context"]
         panels.append(
             MapPanel(
@@ -79,7 +79,7 @@ def plot_grids(reports: Reports, title: str) -> Plot:
         limits=(0.0, 100.0),
         cell_numbers=True,
         columns=3,
-        size=(1.6 + 0.5 * len(first.columns), 1.2 + 0.32 * len(first.rows)),
+        size=(1.2 + 0.36 * len(first.columns), 1.1 + 0.28 * len(first.rows)),
         aspect="auto",
         value_label="%",
     )

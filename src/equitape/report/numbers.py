@@ -3,6 +3,7 @@
 import math
 
 MISSING = "-"
+PERCENT = "%"
 
 
 def decimals(value: float, digits: int = 4) -> int:
@@ -26,6 +27,11 @@ def number(value: float | None, places: int | None = None, *, digits: int = 4) -
     if places is None and 0 < abs(value) < 1e-4:
         return f"{value:.1e}"
     return f"{value:,.{decimals(value, digits) if places is None else places}f}"
+
+
+def with_unit(value: float | None, unit: str) -> str:
+    """A value as tables of its unit show it: two decimals in per cent, four significant digits otherwise."""
+    return number(None if value is None else float(value), 2) if unit == PERCENT else number(value)
 
 
 def signed(value: float, places: int) -> str:
