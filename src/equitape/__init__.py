@@ -47,7 +47,7 @@ def _runs_as_command() -> bool:
     return Path(started).name in ("equitape", "equitape.exe", "equitape-script.py")
 
 
-def _import_names() -> None:
+def import_names() -> None:
     """Import every public name, which also registers the model with transformers."""
     places = dict.fromkeys(("adapt", "load_adapter"), "adapt") | dict.fromkeys(
         ("available_encodings", "register_encoding"), "encodings"
@@ -64,9 +64,9 @@ def _import_names() -> None:
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    _import_names()
+    import_names()
     return globals()[name]
 
 
 if not _runs_as_command():
-    _import_names()
+    import_names()

@@ -1,7 +1,11 @@
 """The command line: one typer app; every command has its file in commands/."""
 
-import typer
+from typing import Annotated, Any
 
+import typer
+from typer.core import TyperGroup
+
+from . import import_names
 from .commands.adapt import adapt
 from .commands.bench import bench
 from .commands.check import check
@@ -10,30 +14,70 @@ from .commands.data import data
 from .commands.demo import demo
 from .commands.encodings import encodings
 from .commands.evaluate import evaluate
+from .commands.generate import chat, generate
 from .commands.inspect import inspect
+from .commands.options import RecipeCommand, one_sentence
+from .commands.recipes import recipes
 from .commands.report import report
 from .commands.tasks import tasks
 from .commands.train import train
-from .registry import find_own
+from .plugins import add_plugins, load_plugins, named_plugins
+from .version import __version__
+
+
+class Commands(TyperGroup):
+    """The group of all commands; refuses arguments that could not be printed."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        for argument in args:
+            if any("\ud800" <= character <= "\udfff" for character in argument):
+                shown = argument.encode("utf-8", "backslashreplace").decode()
+                raise typer.BadParameter(f"The argument {shown!r} is not valid UTF-8; rename the file or retype it.")
+        return super().parse_args(ctx, args)
+
 
 app = typer.Typer(
     name="equitape",
-    help="Positional encodings that adapt to content (TAPE), and the encodings they are compared with.",
+    cls=Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_show_locals=False,
 )
 
 
+def show_version(asked: bool) -> None:
+    """For --version, before anything else is looked at."""
+    if asked:
+        typer.echo(f"equitape {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def main() -> None:
+def main(
+    plugins: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--import",
+            metavar="FILE_OR_MODULE",
+            help="Import a Python file or module that registers encodings or tasks. Repeatable.",
+        ),
+    ] = None,
+    version: Annotated[
+        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
     """Positional encodings that adapt to content (TAPE), and the encodings they are compared with."""
-    try:
-        find_own()
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
+    with one_sentence():
+        if plugins:
+            add_plugins(plugins)
+        if named_plugins():
+            # plugins find the public names as in any other program
+            import_names()
+            load_plugins()
 
 
-for command in (encodings, tasks, data, demo, bench, train, compare, report, adapt, inspect, check):
-    app.command()(command)
+for taking in (train, compare):
+    app.command(cls=RecipeCommand)(taking)
 app.command("eval")(evaluate)
+for command in (report, demo, adapt, generate, chat, inspect, check, bench, recipes, encodings, tasks, data):
+    app.command()(command)

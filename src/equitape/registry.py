@@ -1,17 +1,13 @@
-"""Named registries: one name, one object; a wrong name is answered with the nearest right one."""
+"""Named registries: one name, one object; an unknown name is refused with the nearest known one."""
 
-import os
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from difflib import get_close_matches
-from importlib import import_module, util
-from pathlib import Path
+from importlib import import_module
 from typing import Generic, TypeVar
 
+from .plugins import VARIABLE, load_plugins
+
 T = TypeVar("T")
-OWN = "EQUITAPE_IMPORT"
-"""Environment variable for commands: files and modules that register something of one's own."""
-_imported: set[str] = set()
 
 
 def describe_choices(given: object, allowed: Iterable[str]) -> str:
@@ -19,55 +15,9 @@ def describe_choices(given: object, allowed: Iterable[str]) -> str:
     names = sorted(allowed)
     near = get_close_matches(str(given), names, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
-    # a label may hold a comma of its own
+    # a label may hold a comma
     listed = ", ".join(repr(name) if "," in name else name for name in names)
     return f"{hint} Allowed: {listed}."
-
-
-def find_own() -> list[str]:
-    """What the environment variable names; several are separated as in PATH."""
-    names = list(filter(None, os.environ.get(OWN, "").split(os.pathsep)))
-    for name in names:
-        if not _is_file(name) and not _can_be_imported(name):
-            raise ValueError(f"{OWN} names {name!r}, which is neither a Python file nor a module that is installed.")
-    return names
-
-
-def import_own() -> None:
-    """Import what the environment variable names, each once."""
-    for name in find_own():
-        if name in _imported:
-            continue
-        # before it is imported, for it may ask for names itself
-        _imported.add(name)
-        try:
-            if _is_file(name):
-                _import_file(Path(name))
-            else:
-                import_module(name)
-        except BaseException:
-            _imported.remove(name)
-            raise
-
-
-def _is_file(name: str) -> bool:
-    return name.endswith(".py") and Path(name).is_file()
-
-
-def _can_be_imported(name: str) -> bool:
-    try:
-        return all(part.isidentifier() for part in name.split(".")) and util.find_spec(name) is not None
-    except ModuleNotFoundError:
-        return False
-
-
-def _import_file(path: Path) -> None:
-    # under a name of its own: a file may be called random.py
-    name = f"{OWN.lower()}_{path.stem}"
-    spec = util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
-    module = sys.modules[name] = util.module_from_spec(spec)
-    spec.loader.exec_module(module)
 
 
 class Registry(Generic[T]):
@@ -78,7 +28,7 @@ class Registry(Generic[T]):
         self._entries: dict[str, T | str] = {}
 
     def register(self, name: str, entry: T | str | None = None) -> Callable[[T], T]:
-        """Add an entry under a name: directly, or as a decorator when `entry` is left out."""
+        """Add an entry under a name: directly, or as a decorator without `entry`."""
 
         def add(value: T | str) -> T | str:
             if name in self._entries:
@@ -97,7 +47,7 @@ class Registry(Generic[T]):
     def __getitem__(self, name: str) -> T:
         if name not in self:
             choices = describe_choices(name, self._entries)
-            raise ValueError(f"Unknown {self.what} {name!r}.{choices} One of your own: name its file in {OWN}.")
+            raise ValueError(f"Unknown {self.what} {name!r}.{choices} For your own, name its file in {VARIABLE}.")
         entry = self._entries[name]
         if isinstance(entry, str):
             module, _, attribute = entry.partition(":")
@@ -106,11 +56,11 @@ class Registry(Generic[T]):
 
     def __contains__(self, name: object) -> bool:
         if name not in self._entries:
-            import_own()
+            load_plugins()
         return name in self._entries
 
     def __iter__(self) -> Iterator[str]:
-        import_own()
+        load_plugins()
         return iter(sorted(self._entries))
 
     def __len__(self) -> int:

@@ -7,20 +7,18 @@ from rich.console import Console
 
 
 def check(
-    model: Annotated[str, typer.Argument(help="Folder of a saved model, of a run or of an adapter.")],
+    model: Annotated[str, typer.Argument(help="Folder of a model, run or adapter.")],
     base: Annotated[str | None, typer.Option(help="The pretrained model under an adapter.")] = None,
     dtype: Annotated[
-        str, typer.Option(help="float64, or float32 for models too large for it (rounding then hides small breaks).")
+        str, typer.Option(help="float64, or float32 for models too large for that; rounding then hides small errors.")
     ] = "float64",
-    tokens: Annotated[
-        int, typer.Option(min=8, help="Random tokens in a row; fewer where the model takes no more.")
-    ] = 32,
-    seed: Annotated[int, typer.Option(help="Which random tokens.")] = 0,
+    tokens: Annotated[int, typer.Option(min=8, help="Random tokens per row; fewer where the model takes fewer.")] = 32,
+    seed: Annotated[int, typer.Option(help="Seed of the random tokens.")] = 0,
     json: Annotated[bool, typer.Option("--json", help="Print JSON for programs to read.")] = False,
 ) -> None:
-    """Certify that a model keeps its promises: shifts, rotations, causality, cache, padding.
+    """Check that a model is invariant to shifts, causal, and consistent with cache and padding.
 
-    Exit code 1 tells that one is broken. What an encoding declares not to promise cannot fail.
+    The exit code is 1 where a check fails. Properties that the encoding does not claim are not counted.
     """
     from ..inspect.certificate import certify
     from ..pretrained.loading import load_model

@@ -6,25 +6,23 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from ..training.help import recipe_help
 from .train import DryRun, Overrides, RecipeName, Small
 
 
 def compare(
     recipe: RecipeName,
     overrides: Overrides = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Directory of results and report; runs/RECIPE when left out.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of results and report. Default: runs/RECIPE.")] = None,
     jobs: Annotated[
-        int, typer.Option(min=1, help="Runs side by side, which fills a GPU that a small model leaves idle.")
+        int, typer.Option(min=1, help="Runs at the same time; several fill a GPU that one small model leaves idle.")
     ] = 1,
     small: Small = False,
     dry_run: DryRun = False,
 ) -> None:
     """Train every encoding of a recipe with every seed, score them, and write a report.
 
-    Interrupted, the same command goes on: finished runs are kept, a half one continues from its last checkpoint.
+    After an interruption, the same command continues: it keeps finished runs and resumes the others from their last
+    checkpoint.
     """
     from ..report import write_report
     from ..training import compare as comparison
@@ -52,6 +50,3 @@ def compare(
     typer.echo(f"The report is {out / 'report.html'}.")
     if any(run["status"] != "done" for run in results["runs"]):
         raise typer.Exit(1)
-
-
-compare.__doc__ = f"{compare.__doc__}\n\n{recipe_help()}"

@@ -8,13 +8,13 @@ from rich.console import Console
 
 
 def demo(
-    steps: Annotated[int | None, typer.Option(min=1, help="Other than the recipe's training steps.")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Other than the recipe's seed of weights and sums.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Directory of results and report; runs/demo when left out.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Training steps. Default: the recipe's.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of weights and sums. Default: the recipe's.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of results and report. Default: runs/demo.")] = None,
 ) -> None:
-    """Train a few encodings on small additions, compare them, answer a few sums. Minutes on two CPU cores.
+    """Train a few encodings on small additions, compare them and answer a few sums; minutes on two CPU cores.
 
-    It is the recipe `demo` run by `equitape compare`: what was finished before is not done again.
+    This is `equitape compare demo`: runs that finished before are not repeated.
     """
     from ..demo import run_demo
 

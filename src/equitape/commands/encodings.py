@@ -14,22 +14,22 @@ def encodings(
     """List the encodings and their options."""
     from json import dumps
 
-    from ..encodings import ENCODINGS
-    from ..settings import describe_settings
+    from .listing import list_encodings
 
-    rows = {kind: describe_settings(ENCODINGS[kind].options_class) for kind in ENCODINGS}
+    rows = list_encodings()
     if json:
-        typer.echo(dumps(rows, indent=2))
+        typer.echo(dumps({kind: row["options"] for kind, row in rows.items()}, indent=2))
         return
     table = Table()
     for column in ("encoding", "idea", "options and defaults"):
         table.add_column(column, overflow="fold")
-    for kind, options in rows.items():
-        # of nested options only the first, their kind: the rest is in the documentation
+    for kind, row in rows.items():
+        # only the first of nested options, their kind: the documentation has the rest
         shown = {
-            name: next(iter(value.values())) if isinstance(value, dict) else value for name, value in options.items()
+            name: next(iter(value.values())) if isinstance(value, dict) else value
+            for name, value in row["options"].items()
         }
-        table.add_row(kind, escape(ENCODINGS[kind].idea), ", ".join(f"{name}={value}" for name, value in shown.items()))
+        table.add_row(kind, escape(row["idea"]), ", ".join(f"{name}={value}" for name, value in shown.items()))
     console = Console()
     console.print(table)
     console.print("Every encoding has a page in docs/reference/encodings; --json prints nested options in full.")

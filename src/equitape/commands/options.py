@@ -8,6 +8,7 @@ from functools import wraps
 from typing import Annotated, Any, get_args, get_origin
 
 import typer
+from typer.core import TyperCommand
 
 from ..settings import (
     Settings,
@@ -173,3 +174,13 @@ def one_sentence() -> Iterator[None]:
         # the arguments are right: the disk is full, or a file cannot be written
         typer.echo(f"Error: {error}", err=True)
         raise typer.Exit(1) from None
+
+
+class RecipeCommand(TyperCommand):
+    """A command that takes a recipe: its help ends with the recipe's keys."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        from ..training.help import recipe_help
+
+        self.epilog = recipe_help().replace("[", "\\[")
+        super().format_help(ctx, formatter)

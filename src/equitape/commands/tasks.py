@@ -1,6 +1,6 @@
 """equitape tasks."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -14,22 +14,9 @@ def tasks(
     """List the tasks to train on and to evaluate, and their options."""
     from json import dumps
 
-    from ..settings import describe_settings
-    from ..tasks import EVALUATIONS, TASKS, abilities
+    from .listing import list_tasks
 
-    def describe(cls: Any) -> dict[str, Any]:
-        return {
-            "idea": cls.idea,
-            "headline": cls.headline,
-            "higher_is_better": cls.higher_is_better,
-            "options": describe_settings(cls.options_class),
-        }
-
-    rows: dict[str, dict[str, Any]] = {}
-    for name, can in abilities().items():
-        rows[name] = {"can": can, **describe(TASKS[name] if can != "evaluate" else EVALUATIONS[name])}
-        if can == "both":
-            rows[name]["evaluation"] = describe(EVALUATIONS[name])
+    rows = list_tasks()
     if json:
         typer.echo(dumps(rows, indent=2))
         return

@@ -7,14 +7,12 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from ..training.help import recipe_help
-
 RecipeName = Annotated[
     str, typer.Argument(help="The name of a recipe that comes with equitape, or the path of a YAML file.")
 ]
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(help="key=value, as train.steps=100 or encodings=\\[rope,tape].", show_default=False),
+    typer.Argument(help="key=value, for example train.steps=100 or encodings=rope,tape.", show_default=False),
 ]
 Small = Annotated[
     bool,
@@ -22,26 +20,24 @@ Small = Annotated[
         "--small", help="Reduce the recipe: one seed, a small model, few steps, shipped text; about a minute on a CPU."
     ),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything and say what would be done.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything and show the plan, without training.")]
 
 
 def train(
     recipe: RecipeName,
     overrides: Overrides = None,
     encoding: Annotated[
-        str | None, typer.Option(help="Which of the recipe's encodings, by label; the first when left out.")
+        str | None, typer.Option(help="Label of the encoding to train. Default: the recipe's first.")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Which seed; the encoding's first when left out.")] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Directory of the run; runs/RECIPE-ENCODING-seedN when left out.")
-    ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in that directory.")] = False,
+    seed: Annotated[int | None, typer.Option(help="Seed of the run. Default: the encoding's first.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run. Default: runs/RECIPE-ENCODING-seedN.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in that folder.")] = False,
     small: Small = False,
     dry_run: DryRun = False,
 ) -> None:
     """Train one encoding of a recipe with one seed, and score it.
 
-    Interrupted, it goes on with --resume from its last checkpoint. On several devices: torchrun -m equitape train ...
+    After an interruption, --resume continues from the last checkpoint. On several devices: torchrun -m equitape train ...
     """
     from ..training.files import make_directory
     from ..training.fit import check_processes
@@ -63,7 +59,7 @@ def train(
         loaded = load_recipe(recipe, overrides or [], small=small)
         choice = loaded.choose(encoding) if encoding is not None else loaded.choices[0]
         number = choice.seeds[0] if seed is None else seed
-        # torchrun and accelerate launch tell every process how many there are
+        # torchrun and accelerate launch set the number of processes
         check_processes(loaded.train, int(os.environ.get("WORLD_SIZE", "1")))
         plan = make_plan(single_run(loaded, choice.label, number))
         out = out or Path("runs") / f"{loaded.name}-{folder_name(choice.label, number)}"
@@ -76,7 +72,7 @@ def train(
     if dry_run:
         show_plan(plan, Console())
         return
-    # one of several processes tells
+    # one of several processes prints
     if os.environ.get("RANK", "0") == "0":
         if resume and not (out / RECIPE).exists():
             typer.echo(f"There is no run in {out} to resume; this one starts from the beginning.", err=True)
@@ -90,13 +86,10 @@ def train(
         typer.echo(explain(error), err=True)
         raise typer.Exit(1) from None
     if entry is None:
-        # another of several processes tells
+        # another process prints
         return
     show_run(entry, Console())
     if entry["status"] != "done":
         typer.echo(f"Losses are in {out}.")
         raise typer.Exit(1)
     typer.echo(f"Weights, losses and figures are in {out}.")
-
-
-train.__doc__ = f"{train.__doc__}\n\n{recipe_help()}"

@@ -1,0 +1,60 @@
+"""equitape generate and chat."""
+
+import pytest
+from typer.testing import CliRunner
+
+from cases import build
+from equitape.cli import app
+from equitape.data.tokenizers import byte_tokenizer
+
+runner = CliRunner()
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Two small models with a tokenizer of bytes."""
+    folder = tmp_path_factory.mktemp("models")
+    for name, kind in (("one", "tape"), ("two", "rope")):
+        build(kind, vocab_size=258, num_hidden_layers=2).save_pretrained(folder / name)
+        byte_tokenizer().save_pretrained(folder / name)
+    return folder
+
+
+def call(*arguments, **options):
+    return runner.invoke(app, [str(argument) for argument in arguments], **options)
+
+
+def test_text_is_generated_from_a_prompt(models):
+    first = call("generate", models / "one", "Once upon", "--max-tokens", 4, "--device", "cpu")
+    assert first.exit_code == 0, first.output
+    assert (
+        first.output == call("generate", models / "one", "--max-tokens", 4, "--device", "cpu", input="Once upon").output
+    )
+    drawn = [
+        call("generate", models / "one", "Once", "--max-tokens", 8, "--temperature", 1, "--seed", seed).output
+        for seed in (1, 1, 2)
+    ]
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_two_models_side_by_side(models):
+    result = call("generate", models / "one", "Once upon", "--base", models / "two", "--max-tokens", 4)
+    assert result.exit_code == 0, result.output
+    assert result.output.splitlines()[0].count("╭") == 2
+    assert all(f" {name} " in result.output for name in ("one", "two"))
+
+
+def test_a_conversation_ends_with_an_empty_line(models):
+    result = call("chat", models / "one", "--max-tokens", 3, input="Hello\nAgain\n\n")
+    assert result.exit_code == 0, result.output
+    assert result.output.count("you") == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [(["ONE", ""], "The prompt is empty"), (["/nowhere", "Hello"], "There is no model at")],
+)
+def test_refusals(models, arguments, message):
+    result = call("generate", *(models / "one" if part == "ONE" else part for part in arguments))
+    assert result.exit_code == 2
+    assert message in " ".join(result.output.replace("│", " ").split())

@@ -1,0 +1,60 @@
+"""Start-up: what commands import before they work, and what `import equitape` does for transformers."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from equitape.commands import listing
+
+
+def run(code):
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    return result.stdout.strip()
+
+
+AS_COMMAND = "import sys; sys.argv = ['equitape']; "
+HEAVY = "sorted({'torch', 'transformers', 'accelerate', 'peft', 'matplotlib', 'numpy'} & set(sys.modules))"
+
+
+def test_help_and_lists_import_nothing_heavy():
+    code = AS_COMMAND + (
+        "from typer.testing import CliRunner; from equitape.cli import app; runner = CliRunner(); "
+        "names = [c.name or c.callback.__name__ for c in app.registered_commands]; "
+        "calls = [['--help'], ['--version'], *([n, '--help'] for n in names), ['encodings'], ['tasks'], ['recipes']]; "
+        "codes = [runner.invoke(app, call).exit_code for call in calls]; "
+        f"import json; print(json.dumps([len(names), sorted(set(codes)), {HEAVY}]))"
+    )
+    number, codes, heavy = json.loads(run(code))
+    assert number >= 13
+    assert codes == [0]
+    assert heavy == []
+
+
+def test_the_lists_say_what_the_code_says():
+    assert listing.FILE.read_text() == listing.as_text(), "write it again: python -m equitape.commands.listing"
+
+
+def test_import_registers_the_model_with_transformers():
+    code = "import equitape; from transformers import AutoConfig; print(AutoConfig.for_model('equitape').model_type)"
+    assert run(code) == "equitape"
+
+
+def test_names_are_there_in_commands_too():
+    code = AS_COMMAND + (
+        f"import equitape; early = {HEAVY}; from equitape import EquitapeConfig, available_encodings; "
+        "from transformers import AutoConfig; "
+        "print(early, callable(equitape.adapt), AutoConfig.for_model('equitape').model_type, 'tape' in available_encodings())"
+    )
+    assert run(code) == "[] True equitape True"
+
+
+def test_names_that_are_not_there():
+    import equitape
+
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        equitape.nothing  # noqa: B018
+    with pytest.raises(ImportError, match="cannot import name 'nothing'"):
+        from equitape.adapt import nothing  # noqa: F401
