@@ -37,7 +37,9 @@ def train(
 ) -> None:
     """Train one encoding of a recipe with one seed, and score it.
 
-    After an interruption, --resume continues from the last checkpoint. On several devices: torchrun -m equitape train ...
+    After an interruption, --resume continues from the last checkpoint.
+
+    On several devices: torchrun -m equitape train ...
     """
     from ..training.files import make_directory
     from ..training.fit import check_processes

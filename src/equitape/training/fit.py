@@ -20,9 +20,9 @@ from ..tasks.base import IGNORED
 from . import checkpoints
 from .bars import without_bars
 from .callbacks import Bookkeeper, Evaluate, Meter
-from .jumps import Jumps, check_jumps, draw_jumps
+from .jumps import check_jumps, draw_jumps
 from .log import LOG, StepLog, truncate_log
-from .settings import TrainSettings
+from .settings import Jumps, TrainSettings
 from .trainer import ROW_TOKENS, EquitapeTrainer, asked_once, learning_rate_share
 
 MODEL = "model"

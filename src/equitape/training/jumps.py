@@ -8,39 +8,14 @@ processes nor an interruption changes them. The model counts ids itself and adds
 included (`position_jumps` of its forward).
 """
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ..encodings import PositionalEncoding
-from ..settings import Ge, Gt, Le, Settings
-
-Rate = Annotated[float, Ge(0), Le(1)]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Jumps(Settings):
-    """How ids jump ahead while training."""
-
-    rate: Rate = 0.03
-    """Probability of a jump at each token."""
-    size: Annotated[float, Gt(0)] = 2.0
-    """Largest jump, in lengths of a training row."""
-    shape: Literal["uniform", "log"] = "uniform"
-    """How sizes are drawn: all alike ("uniform"), or small ones more often ("log": the logarithm is uniform)."""
-    stretch: Annotated[int, Ge(1)] = 1
-    """Ids of a row grow by a step drawn from 1 to this, instead of by 1."""
-    after: tuple[Annotated[int, Ge(0)], ...] = ()
-    """Token ids, as [10, 12]: jumps fall only right after one of these. Default: anywhere."""
-
-    def largest(self, num_tokens: int) -> int:
-        """The largest jump in rows of so many tokens."""
-        return max(1, math.floor(self.size * num_tokens))
+from .settings import Jumps
 
 
 def check_jumps(settings: Jumps | None, encodings: Sequence[PositionalEncoding]) -> None:

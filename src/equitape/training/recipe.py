@@ -11,8 +11,7 @@ from ..registry import describe_choices
 from ..settings import Ge, Gt, Le, Lt, Settings
 from ..values import parse_yaml, set_value
 from .files import plain
-from .jumps import Jumps
-from .settings import Seed, TrainSettings
+from .settings import Jumps, Seed, TrainSettings
 from .small import reduce
 
 SHIPPED = Path(__file__).parent.parent / "recipes"

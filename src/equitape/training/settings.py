@@ -1,16 +1,36 @@
 """How a model is trained."""
 
+import math
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from ..settings import Ge, Gt, Le, Lt, Settings
-from .jumps import Jumps
 
 Count = Annotated[int, Ge(1), Le(10**12)]
 """A number of steps, tokens or examples."""
 Share = Annotated[float, Ge(0), Le(1)]
 Seed = Annotated[int, Ge(0), Lt(2**32)]
 """What all libraries take as a seed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Jumps(Settings):
+    """How ids jump ahead while training."""
+
+    rate: Share = 0.03
+    """Probability of a jump at each token."""
+    size: Annotated[float, Gt(0)] = 2.0
+    """Largest jump, in lengths of a training row."""
+    shape: Literal["uniform", "log"] = "uniform"
+    """How sizes are drawn: all alike ("uniform"), or small ones more often ("log": the logarithm is uniform)."""
+    stretch: Annotated[int, Ge(1)] = 1
+    """Ids of a row grow by a step drawn from 1 to this, instead of by 1."""
+    after: tuple[Annotated[int, Ge(0)], ...] = ()
+    """Token ids, as [10, 12]: jumps fall only right after one of these. Default: anywhere."""
+
+    def largest(self, num_tokens: int) -> int:
+        """The largest jump in rows of so many tokens."""
+        return max(1, math.floor(self.size * num_tokens))
 
 
 @dataclass(frozen=True, kw_only=True)
