@@ -12,7 +12,6 @@ from cases import build
 from equitape.cli import app
 from equitape.settings import Settings, list_fields
 from equitape.training.help import recipe_help
-from equitape.training.jumps import Jumps
 from equitape.training.plan import count_parameters, describe_plan, make_plan
 from equitape.training.recipe import (
     EvaluationSettings,
@@ -24,7 +23,7 @@ from equitape.training.recipe import (
     resolved,
     to_yaml,
 )
-from equitape.training.settings import TrainSettings
+from equitape.training.settings import Jumps, TrainSettings
 from equitape.training.start import start_model
 
 runner = CliRunner()
