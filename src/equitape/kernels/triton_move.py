@@ -184,16 +184,8 @@ def backward(
     grad_field = torch.empty_like(field, memory_format=torch.contiguous_format)
     grad_mixtures = attended.new_empty(batch, 2 * groups, tokens, dim)
     grad_weights = attended.new_empty(batch, tiles, 2, groups, heads, dtype=torch.float32)
-    tensors = (
-        grad_field,
-        grad_mixtures,
-        grad_weights,
-        gradient,
-        field,
-        attended,
-        contiguous(source),
-        contiguous(target),
-    )
+    results = (grad_field, grad_mixtures, grad_weights)
+    weights = (contiguous(source), contiguous(target))
 
     def plan() -> Plan:
         numbers = (*strides(gradient, 4), *strides(field, 4), *strides(attended, 4), tokens)
@@ -201,7 +193,7 @@ def backward(
 
     launch(move_backward_kernel, (*results, gradient, field, attended, *weights), None, plan)
     # both mixtures at once; a product over so few heads is a pass over memory
-    both = torch.cat(weights).to(grad_mixtures.dtype)
+    both = torch.cat((source, target)).to(grad_mixtures.dtype)
     grad_attended = (both.T @ grad_mixtures.flatten(2)).view(batch, heads, tokens, dim)
     of_source, of_target = (grad_weights[:, :, index].sum((0, 1)) for index in (0, 1))
     return grad_field, grad_attended, of_source.to(source.dtype), of_target.to(target.dtype)
