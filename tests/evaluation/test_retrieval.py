@@ -128,7 +128,7 @@ def test_filler_from_text(tmp_path):
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("passkey", {"lengths": [0]}, "0 is no length"),
+        ("passkey", {"lengths": [0]}, "0 is not a length"),
         ("passkey", {"lengths": [100.5]}, "each a whole number"),
         ("passkey", {"depths": [1.5]}, "numbers from 0 to 1"),
         ("passkey", {"samples": 0}, "samples is 0"),

@@ -1,9 +1,11 @@
 """Runs that are interrupted, out of memory, refused, or shown beside one another."""
 
+import io
 import json
 
 import pytest
 import torch
+from rich.console import Console
 from small import Reader, evaluated, our_model
 
 from equitape.evaluation import build_evaluation, evaluate, rescore
@@ -224,3 +226,17 @@ def test_the_context_of_a_model_is_the_length_it_was_trained_on():
     model = our_model("rope", max_position_embeddings=512, trained_length=64)
     assert evaluated(model).context == 64
     assert evaluated(our_model("rope", max_position_embeddings=512)).context == 512
+
+
+def test_progress_is_a_line_per_minute_without_a_terminal(tmp_path, monkeypatch):
+    clock = iter(range(0, 10_000, 25))
+    monkeypatch.setattr("equitape.evaluation.runner.time.monotonic", lambda: float(next(clock)))
+    console = Console(file=io.StringIO(), width=100)
+    evaluate(
+        evaluated(Reader(KEY)), passkey(lengths=[400], samples=5), tmp_path / "out", batch_tokens=1, console=console
+    )
+    lines = [line for line in console.file.getvalue().splitlines() if "% done" in line]
+    # five batches or more of 25 seconds each
+    assert len(lines) >= 1
+    assert lines[0].startswith("passkey: ")
+    assert "min left" in lines[0]

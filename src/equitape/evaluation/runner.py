@@ -31,6 +31,8 @@ from ..training.environment import describe_environment
 SETTINGS, RESULTS, REPORT = "settings.json", "results.jsonl", "report.json"
 COST = "cost.json"
 FORMAT = 1
+LINE_EVERY = 60.0
+"""Seconds between two lines of progress where no bar can be shown."""
 UNIMPORTANT = (("model", "name"), ("options", "data"), ("options", "filler"), ("examples", "source"))
 """Names; where data lies does not matter, its digest among the examples does."""
 
@@ -45,10 +47,10 @@ def evaluate(
     score: bool = True,
     console: Console | None = None,
 ) -> dict[str, Any]:
-    """Do every unit of a task that is not done yet, and return what report.json holds.
+    """Run every unit of a task that is not done yet, and return the content of report.json.
 
-    resume: go on with what the folder holds. batch_tokens: tokens in a batch; what fits into memory when left out.
-    score: False only writes the answers down, and returns the settings; `rescore` makes the report later.
+    resume: continue what the folder holds. batch_tokens: tokens per batch; default: what fits into memory. score: False
+    only writes the answers and returns the settings; `rescore` makes the report later.
     """
     plan = make_plan(evaluated, task, out, resume=resume, score=score)
     return run_plan(plan, batch_tokens=batch_tokens, console=console)
@@ -56,7 +58,7 @@ def evaluate(
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """An evaluation that nothing is known to stand in the way of."""
+    """An evaluation that is prepared and checked."""
 
     evaluated: EvaluatedModel
     task: EvaluationTask
@@ -69,7 +71,7 @@ class Plan:
 def make_plan(
     evaluated: EvaluatedModel, task: EvaluationTask, out: Path | str, *, resume: bool = False, score: bool = True
 ) -> Plan:
-    """Make all examples, and refuse what cannot be done; nothing is written."""
+    """Make all examples and refuse what cannot be done. Nothing is written."""
     out = Path(out)
     if score:
         task.check_scoring()
@@ -136,7 +138,7 @@ def find_difference(old: dict[str, Any], new: dict[str, Any], parts: tuple[str, 
 
 
 def read_settings(out: Path) -> dict[str, Any]:
-    """What an evaluation was begun with."""
+    """The settings with which an evaluation was started."""
     try:
         settings = json.loads((out / SETTINGS).read_text())
         if settings["format"] > FORMAT:
@@ -147,7 +149,7 @@ def read_settings(out: Path) -> dict[str, Any]:
 
 
 def read_results(out: Path) -> dict[str, Record]:
-    """Records by their units. A last line that was cut off by an interruption is taken out of the file."""
+    """Records by unit. A last line that an interruption cut off is removed from the file."""
     path = out / RESULTS
     if not path.exists():
         return {}
@@ -173,7 +175,7 @@ def run_units(
     batch_tokens: int | None,
     console: Console | None,
 ) -> None:
-    """Answer units in batches and write each batch down as it is done."""
+    """Answer units in batches and write the records of each batch when it is done."""
     budget = batch_tokens or evaluated.batch_tokens
     mix = task.mixes_lengths and evaluated.mixes_lengths
     waiting = list(units)
@@ -187,7 +189,7 @@ def run_units(
             except torch.OutOfMemoryError:
                 torch.cuda.empty_cache()
                 if len(batch) > 1:
-                    # fewer at once, from here on
+                    # smaller batches from here on
                     budget = max(batch[0].length, len(batch) * batch[0].length // 2)
                     continue
                 records = [{"error": f"{batch[0].length} tokens do not fit into memory."}]
@@ -209,7 +211,7 @@ def answer(
     except ValueError as error:
         alike = [[unit for unit in batch if unit.length == length] for length in {unit.length for unit in batch}]
         if len(alike) > 1:
-            # what is too long must not cost the others their answers
+            # a unit that is too long must not cost the others their answers
             apart = {
                 unit.key: record
                 for same in alike
@@ -221,7 +223,7 @@ def answer(
 
 
 def add_cost(out: Path, evaluated: EvaluatedModel, tokens: int, seconds: float, environment: dict[str, Any]) -> None:
-    """Keep what was spent so far, also of a run that is interrupted."""
+    """Add to the time and tokens spent so far, so that interrupted runs count too."""
     path = out / COST
     before: dict[str, Any] = {"seconds": 0.0, "tokens": 0, "peak_mib": None}
     if path.exists():
@@ -242,7 +244,7 @@ def add_cost(out: Path, evaluated: EvaluatedModel, tokens: int, seconds: float, 
 
 @contextmanager
 def shown_progress(console: Console | None, name: str, total: float) -> Iterator[Advance]:
-    """A bar with the time left, where there is a terminal."""
+    """A bar with the time left on a terminal; elsewhere a line per minute."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(bar_width=32),
@@ -254,7 +256,20 @@ def shown_progress(console: Console | None, name: str, total: float) -> Iterator
     shown = console is not None and console.is_terminal
     with Progress(*columns, console=console, disable=not shown, transient=True) as bar:
         job = bar.add_task(name, total=total)
-        yield lambda cost: bar.advance(job, cost)
+        began = last = time.monotonic()
+        done = 0.0
+
+        def advance(cost: float) -> None:
+            nonlocal done, last
+            done += cost
+            bar.advance(job, cost)
+            now = time.monotonic()
+            if console is not None and not shown and now - last >= LINE_EVERY:
+                last = now
+                left = (now - began) * (total - done) / done / 60
+                console.print(f"{name}: {100 * done / total:.0f} % done, about {left:.0f} min left", highlight=False)
+
+        yield advance
 
 
 def rescore(out: Path | str) -> dict[str, Any]:

@@ -75,7 +75,7 @@ class EvaluatedModel:
 
     @property
     def batch_tokens(self) -> int:
-        """Tokens that fit into memory together, by a rough count of what one needs."""
+        """Tokens that fit into memory together, by a rough estimate."""
         if self.device.type != "cuda":
             return CPU_BATCH_TOKENS
         config = self.model.config

@@ -18,7 +18,7 @@ EVALUATIONS: "Registry[type[EvaluationTask]]" = Registry("evaluation task")
 
 Record = dict[str, Any]
 Advance = Callable[[float], None]
-"""Told how much of a batch is done, as its cost."""
+"""Called with the cost of the part of a batch that is done."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +73,7 @@ class EvaluationTask:
     parts: ClassVar[tuple[str, ...]] = ()
     """What may follow the name after a colon; nothing may where this is empty."""
     any_part: ClassVar[bool] = False
-    """Whether anything may."""
+    """Whether any part may follow."""
     mixes_lengths: ClassVar[bool] = False
     """Whether units of different lengths may be answered together."""
 
@@ -97,7 +97,7 @@ class EvaluationTask:
         raise NotImplementedError
 
     def settled_options(self) -> dict[str, Any]:
-        """The options as plain data, with what `prepare` has chosen where one was left out. Called after it."""
+        """The options as plain data, with the defaults that `prepare` chose. Called after it."""
         return self.options.to_dict()
 
     def identity(self) -> dict[str, Any]:
@@ -120,7 +120,7 @@ def build_evaluation(name: str, options: dict[str, Any] | None = None) -> Evalua
     if colon and not (cls.parts or cls.any_part):
         raise ValueError(f"The task {kind!r} has no parts; leave out {':' + part!r}.")
     if cls.any_part and not part:
-        raise ValueError(f"The task {kind!r} needs the name of a task behind a colon, as {kind}:NAME.")
+        raise ValueError(f"The task {kind!r} needs the name of a task after a colon: {kind}:NAME.")
     if cls.parts and part not in cls.parts:
         raise ValueError(f"The task {kind!r} has no part {part!r}.{describe_choices(part, cls.parts)}")
     return cls(cls.options_class.parse(options or {}, f"Task {kind!r}"), part or None)
@@ -136,5 +136,7 @@ def check_lengths(lengths: Iterable[Any], task: str) -> tuple[int, ...]:
     """Whole numbers of 1 or more, each once, in order."""
     for length in lengths:
         if type(length) is not int or length < 1:
-            raise ValueError(f"Task {task!r}: {length!r} is no length; give whole numbers, for example [1024, 8192].")
+            raise ValueError(
+                f"Task {task!r}: {length!r} is not a length; give whole numbers, for example [1024, 8192]."
+            )
     return tuple(sorted(set(lengths)))

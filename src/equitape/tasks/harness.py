@@ -22,7 +22,7 @@ class HarnessOptions(Settings):
     """Options handed to lm-evaluation-harness; its own defaults where left out."""
 
     num_fewshot: int | None = None
-    """Worked examples before each question; what the task says when left out."""
+    """Worked examples before each question; default: what the task says."""
     limit: int | None = None
     """Take only so many examples of each task."""
     batch_size: int | str = 1
@@ -30,9 +30,9 @@ class HarnessOptions(Settings):
     include_path: str | None = None
     """Folder of further tasks in YAML."""
     max_length: int | None = None
-    """Tokens a request may have before it is cut; the model's context when left out."""
+    """Tokens a request may have before it is cut; default: the model's context."""
     bootstrap: int = 0
-    """Resamplings for standard errors of metrics that have no formula; none when left out."""
+    """Resamplings for standard errors of metrics that have no formula; default: none."""
 
 
 class Harness(EvaluationTask):

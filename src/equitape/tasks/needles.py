@@ -1,6 +1,6 @@
 """Needles in a haystack, six kinds in the manner of RULER, made offline from a seed; `needle_kinds.py` has the prompts.
 
-A score is RULER's: the share of the references that the answer contains, capitals not minded.
+A score is RULER's: the share of the references that the answer contains, ignoring case.
 """
 
 from dataclasses import dataclass
@@ -135,7 +135,7 @@ class Needles(HaystackTask):
             protocol=[
                 f"{self.options.samples} prompts of each kind and length, of exactly the tokens stated, filler: "
                 f"{self.options.filler}, seed {self.options.seed}; answers by greedy decoding with the cache.",
-                "The score is RULER's: the share of the references that the answer contains, capitals not minded, in "
+                "The score is RULER's: the share of the references that the answer contains, ignoring case, in "
                 "per cent.",
             ],
             metrics=metrics,

@@ -117,7 +117,7 @@ class Passkey(HaystackTask):
                 f"{self.options.samples} prompts per cell of {len(lengths)} lengths and {len(depths)} depths, filler: "
                 f"{self.options.filler}, seed {self.options.seed}.",
                 "Answers come from greedy decoding with the cache. An answer is right if its first number is the key.",
-                f"The model is meant for {context} tokens." if context else "The model does not say its context.",
+                f"The model is meant for {context} tokens." if context else "The model states no context.",
             ],
             metrics=metrics,
             grids=[grid],

@@ -44,7 +44,7 @@ class ScrollsTaskOptions(Settings):
     dataset: str = ""
     """qasper, contract_nli, narrative_qa, quality, qmsum, summ_screen_fd, gov_report or squality."""
     train: str | None = None
-    """File, folder or archive with its training split; data/scrolls, then the official data set when left out."""
+    """File, folder or archive with its training split; default: data/scrolls, then the official data set."""
     valid: str | None = None
     """The same for its validation split."""
     tokenizer: str = "bytes"
@@ -224,7 +224,7 @@ class Scrolls(Task):
             if DATASETS[self.options.dataset].metric == "rouge":
                 require_rouge()
         except ValueError as error:
-            # a run of hours must not end without its weights for want of a package
+            # a missing package must not end a run of hours without its weights
             logger.warning("The answers were not scored: %s", error)
             return {"score": math.nan}
         return score_answers(self.options.dataset, records)

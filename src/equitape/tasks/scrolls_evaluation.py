@@ -30,17 +30,17 @@ class ScrollsOptions(Settings):
     """Options of SCROLLS."""
 
     data: str | None = None
-    """File, folder or archive of .jsonl files; data/scrolls, then the official data set when left out."""
+    """File, folder or archive of .jsonl files; default: data/scrolls, then the official data set."""
     split: str | None = None
-    """valid, test or train; the first of them that is there when left out."""
+    """valid, test or train; default: the first of them that exists."""
     length: int | None = None
-    """Most tokens of prompt and answer together; the model's context when left out."""
+    """Most tokens of prompt and answer together; default: the model's context."""
     cut: str = "end"
     """What longer documents lose: their "end" (as in SCROLLS), "middle" or "start"."""
     new_tokens: int | None = None
-    """Most tokens of an answer; what suits the set when left out."""
+    """Most tokens of an answer; default: what suits the set."""
     samples: int | None = None
-    """Questions to ask, spread evenly over all; all when left out."""
+    """Questions to ask, spread evenly over all; default: all."""
     short: int = 512
     """Length of the windows over the same documents by which short context is judged."""
 
@@ -83,7 +83,7 @@ class Scrolls(EvaluationTask):
         self.new_tokens = options.new_tokens or DATASETS[self.part].new_tokens
         self.length = options.length or evaluated.context
         if self.length is None:
-            raise ValueError("Task 'scrolls': the model does not say its context; give length=TOKENS.")
+            raise ValueError("Task 'scrolls': the model states no context; give length=TOKENS.")
         writer = PromptWriter(self.part, PieceTokenizer(evaluated.tokenizer), options.cut)
         items = spread(self.examples.items, options.samples)
         self.check_room(writer, items)

@@ -24,7 +24,9 @@ def require_order(**sizes: float) -> None:
     values = list(sizes.values())
     if any(after <= before for before, after in pairwise(values)):
         given = ", ".join(f"{name} {value}" for name, value in sizes.items())
-        raise ValueError(f"{given}: these must grow in this order, or the tails would be no tails.")
+        raise ValueError(
+            f"{given}: these must grow in this order, or the tails would lie inside the training distribution."
+        )
 
 
 def scale_samples(samples: int, budget: float) -> int:

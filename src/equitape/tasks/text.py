@@ -47,7 +47,7 @@ class TextOptions(Settings):
     eval_tokens: int = 262144
     """Tokens scored at each length, as far as the held-out text has them."""
     valid_documents: int | None = None
-    """Use only so many of the held-out documents, the first ones; all when left out."""
+    """Use only so many of the held-out documents, the first ones; default: all."""
     min_document_tokens: int = 1
     """Shorter training documents are left out."""
     whole_rows: bool = False
@@ -57,7 +57,7 @@ class TextOptions(Settings):
     stream: bool = False
     """Tokenize while training instead of once into the cache; for text that does not fit on the disk."""
     cache: str | None = None
-    """Folder of the token cache; $EQUITAPE_CACHE or ~/.cache/equitape when left out."""
+    """Folder of the token cache; default: $EQUITAPE_CACHE or ~/.cache/equitape."""
 
     def __post_init__(self) -> None:
         if self.length < 2:

@@ -45,7 +45,7 @@ def best(score: Callable[[str, str], float], answer: str, references: Sequence[s
 
 
 def contained_share(answer: str, references: Sequence[str]) -> float:
-    """RULER's score: the share of the references that occur in the answer, capitals not minded."""
+    """RULER's score: the share of the references that occur in the answer, ignoring case."""
     found = [reference.lower() in answer.lower() for reference in references]
     return sum(found) / len(found)
 
