@@ -4,6 +4,7 @@ import pytest
 from typer.testing import CliRunner
 
 from equitape.cli import app
+from equitape.tasks import available_tasks
 from equitape.training import small
 from equitape.training.plan import make_plan
 from equitape.training.recipe import available_recipes, load_recipe
@@ -29,6 +30,10 @@ def test_every_recipe_has_a_reduced_form_that_needs_no_data(name):
     if all(choice.start is None for choice in full.choices):
         assert [choice.label for choice in plan.recipe.choices] == [choice.label for choice in full.choices]
     assert all(choice.seeds == (0,) and choice.start is None for choice in plan.recipe.choices)
+
+
+def test_every_task_has_reduced_options():
+    assert set(small.TASKS) == set(available_tasks())
 
 
 def test_overrides_change_the_reduced_recipe():
