@@ -24,10 +24,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from equitape.training.environment import describe_environment
 from torch.utils.data import DataLoader
 
 from equitape import EquitapeForCausalLM
-from equitape.training.environment import describe_environment
 from equitape.training.fit import Collate, FirstExamples, fit, unmasked_length, uses_bf16
 from equitape.training.log import StepLog
 from equitape.training.plan import make_plan

@@ -50,7 +50,7 @@ def test_recipe_of_a_run_folder():
 def test_checkpoint_of_an_interrupted_run(copied):
     folder = copied("interrupted")
     entry = execute(make_plan(load_recipe(folder / "recipe.yaml")), "rope", 0, folder, resume=True)
-    assert entry["status"] == "done"
+    assert entry.done
     assert (folder / "log.jsonl").read_bytes() == (SAVED / "interrupted" / "log.jsonl").read_bytes()
 
 
@@ -59,8 +59,8 @@ def test_finished_comparison_is_not_trained_again(copied, monkeypatch):
     folder = copied("comparison")
     written = saved_json("comparison", "results.json")
     found = compare(make_plan(load_recipe(folder / "recipe.yaml")), folder)
-    assert [run["log"] for run in found["runs"]] == [run["log"] for run in written["runs"]]
-    assert found["runs"][0]["evaluation"]["metrics"] == written["runs"][0]["evaluation"]["metrics"]
+    assert [run.log for run in found.runs] == [run["log"] for run in written["runs"]]
+    assert found.runs[0].evaluation.metrics == written["runs"][0]["evaluation"]["metrics"]
 
 
 def test_evaluation_is_scored_again(copied):

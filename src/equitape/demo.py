@@ -1,7 +1,6 @@
 """The demo: the recipe of that name compared, then a few sums answered by the models it trained."""
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
@@ -9,6 +8,7 @@ from rich.markup import escape
 
 from .model import EquitapeForCausalLM
 from .report import write_report
+from .runs.results import Comparison
 from .tasks import addition
 from .training.bars import without_bars
 from .training.compare import compare, run_folder
@@ -20,13 +20,13 @@ from .training.show import show_results
 RECIPE = "demo"
 
 
-def run_demo(overrides: list[str], out_dir: Path, console: Console) -> dict[str, Any]:
+def run_demo(overrides: list[str], out_dir: Path, console: Console) -> Comparison:
     """Train, compare, answer; returns what results.json holds."""
     plan = make_plan(load_recipe(RECIPE, overrides))
     console.print(escape(plan.recipe.description))
     # one thread each is faster than two for one so small
     results = compare(plan, out_dir, jobs=2, console=console)
-    write_report(results, out_dir)
+    write_report(results.to_dict(), out_dir)
     show_results(results, console)
     answer_sums(plan, out_dir, console)
     console.print(

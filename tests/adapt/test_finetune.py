@@ -148,7 +148,7 @@ def test_checkpointed_activations_change_nothing(room, tmp_path, method):
 
 def test_accumulation_changes_nothing(room, tmp_path):
     run(room, tmp_path / "one", batch_size=4)
-    run(room, tmp_path / "four", batch_size=4, accumulation=4)
+    run(room, tmp_path / "four", batch_size=4, gradient_accumulation_steps=4)
     for ours, theirs in zip(losses(tmp_path / "one"), losses(tmp_path / "four"), strict=True):
         assert theirs["loss"] == pytest.approx(ours["loss"], rel=1e-5)
         assert theirs["tokens"] == ours["tokens"]
@@ -156,7 +156,7 @@ def test_accumulation_changes_nothing(room, tmp_path):
 
 @pytest.mark.parametrize("schedule", ["cosine", "constant"])
 def test_schedules(room, tmp_path, schedule):
-    run(room, tmp_path, steps=8, schedule=schedule, warmup=0.25)
+    run(room, tmp_path, steps=8, schedule=schedule, warmup_ratio=0.25)
     rates = [line["learning_rate"] for line in losses(tmp_path)]
     assert rates[0] < rates[1] < 1e-2 + 1e-9
     assert (rates[-1] < 0.1 * max(rates)) == (schedule == "cosine")
@@ -183,7 +183,7 @@ run(Path({room!r}), Path({out!r}), resume=True, **{course!r})
 def test_a_kill_costs_nothing(room, tmp_path):
     """Killed without warning between two checkpoints, resumed: the same log, byte for byte, and the same adapter."""
     adapt = {"lora_dropout": 0.2, "lora_targets": ("q_proj",), "train_embeddings": True}
-    course = {"method": "tape+lora", "steps": 12, "adapt": adapt, "save_every": 2, "log_every": 1}
+    course = {"method": "tape+lora", "steps": 12, "adapt": adapt, "save_steps": 2, "logging_steps": 1}
     run(room, tmp_path / "whole", **course)
     out = tmp_path / "killed"
     here = os.path.dirname(__file__)
@@ -234,7 +234,7 @@ def test_resuming(room, tmp_path):
 
 
 def test_a_loss_that_is_none(room, tmp_path):
-    report = run(room, tmp_path, learning_rate=1e18, clip=0.0, steps=8)
+    report = run(room, tmp_path, learning_rate=1e18, max_grad_norm=0.0, steps=8)
     assert report["status"] == "nan"
     assert "not a number at step" in report["note"]
     assert not (tmp_path / "adapter.json").exists()

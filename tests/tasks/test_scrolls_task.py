@@ -112,7 +112,7 @@ def test_a_model_learns_to_answer_from_a_checkpoint(files, start, tmp_path):
             "name": "small",
             "task": {"name": "scrolls", **files, "length": 96, "samples": 6},
             "encodings": [{"start": start, "label": "tape"}],
-            "train": {"steps": 200, "batch_size": 6, "learning_rate": 5e-3, "warmup": 0.1, "precision": "fp32"},
+            "train": {"steps": 200, "batch_size": 6, "learning_rate": 5e-3, "warmup_ratio": 0.1, "precision": "fp32"},
         }
     )
     plan = make_plan(recipe)

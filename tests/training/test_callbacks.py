@@ -11,6 +11,8 @@ import torch
 from rich.console import Console
 from tiny import numbered, read_lines, settings, small_model
 
+from equitape.runs import progress
+from equitape.runs.progress import Progress
 from equitape.tasks.base import pad_right
 from equitape.training import callbacks, checkpoints
 from equitape.training.callbacks import Bookkeeper, Meter, untouched_generators
@@ -22,14 +24,16 @@ from equitape.training.log import StepLog
 def clock(monkeypatch):
     """A clock that stands still unless a test moves it."""
     clock = SimpleNamespace(now=50.0)
-    clock.perf_counter = lambda: clock.now
+    clock.perf_counter = clock.monotonic = lambda: clock.now
     monkeypatch.setattr(callbacks, "time", clock)
+    monkeypatch.setattr(progress, "time", clock)
     return clock
 
 
 def keeper_of(meter, tmp_path):
     log = StepLog(None, lambda table: table, 1)
-    return Bookkeeper(log, settings(), tmp_path, meter, None, None)
+    with Progress().phase("training") as phase:
+        return Bookkeeper(log, settings(), tmp_path, meter, None, phase)
 
 
 def test_lines_where_no_bar_can_be_shown(clock, tmp_path):
@@ -44,15 +48,15 @@ def test_lines_where_no_bar_can_be_shown(clock, tmp_path):
         fit(
             model,
             numbered(),
-            settings(steps=7, log_every=1),
+            settings(steps=7, logging_steps=1),
             tmp_path / str(terminal),
             collate=collate,
-            console=console,
+            progress=Progress(console),
         )
-    lines = [line for line in said[False].getvalue().splitlines() if line.startswith("Step")]
-    assert [line.partition(":")[0] for line in lines] == ["Step 3 of 7", "Step 6 of 7"]
+    lines = [line for line in said[False].getvalue().splitlines() if line.startswith("training")]
+    assert [line.partition(" loss")[0] for line in lines] == ["training: step 3 of 7", "training: step 6 of 7"]
     assert all("loss " in line and "tokens/s" in line for line in lines)
-    assert "Step 3" not in said[True].getvalue()
+    assert "training: step 3" not in said[True].getvalue()
 
 
 @pytest.mark.parametrize("slow", ["evaluation", "saving", "nothing"])
@@ -74,7 +78,7 @@ def test_seconds_are_those_of_steps_alone(slow, clock, tmp_path, monkeypatch):
 
     model.register_forward_pre_hook(step)
     monkeypatch.setattr(checkpoints, "publish", save)
-    given = settings(steps=5, eval_every=2, save_every=3, log_every=1)
+    given = settings(steps=5, eval_steps=2, save_steps=3, logging_steps=1)
     result = fit(model, numbered(), given, tmp_path, collate=partial(pad_right, pad_token_id=0), evaluate=evaluate)
     assert clock.now - 50 == 5 + {"evaluation": 20_000, "saving": 20_000, "nothing": 0}[slow]
     assert result.seconds == 5

@@ -27,14 +27,14 @@ def free_port() -> str:
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
     run_dir = tmp_path_factory.mktemp("alone") / "run"
-    run(run_dir, accumulation=2, **OPTIONS)
+    run(run_dir, gradient_accumulation_steps=2, **OPTIONS)
     return run_dir
 
 
 def test_torchrun_gives_the_losses_of_one_process(alone, tmp_path):
     """Both see different numbers of labels at every step, which a mean of means would get wrong."""
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", f"--master_port={free_port()}"]
-    command += [str(Path(__file__).parent / "tiny.py"), str(tmp_path), "dropout=0.0", "steps=12", "eval_every=7"]
+    command += [str(Path(__file__).parent / "tiny.py"), str(tmp_path), "dropout=0.0", "steps=12", "eval_steps=7"]
     result = subprocess.run(command, check=False, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr[-3000:]
     lines, expected = read_lines(tmp_path), read_lines(alone)
@@ -109,6 +109,6 @@ def test_batch_that_cannot_be_split_is_refused(tmp_path, monkeypatch):
 
     monkeypatch.setattr(PartialState(), "num_processes", 3)
     with pytest.raises(ValueError, match="batch_size 8 cannot be split over 3 processes and 2 micro-batches"):
-        run(tmp_path, accumulation=2)
+        run(tmp_path, gradient_accumulation_steps=2)
     with pytest.raises(ValueError, match="minutes needs a single process"):
         run(tmp_path, batch_size=9, steps=None, minutes=1.0)

@@ -15,6 +15,7 @@ from rich.console import Console
 from tiny import losses, numbered, read_lines, run, run_and_die, settings, small_model
 
 from equitape import EquitapeForCausalLM
+from equitape.runs.progress import Progress
 from equitape.tasks.base import pad_right
 from equitape.training import checkpoints
 from equitape.training.fit import Collate, count_steps, fit, training_arguments, unmasked_length, uses_compiler
@@ -22,7 +23,7 @@ from equitape.training.log import StepLog, read_log, thin, truncate_log
 from equitape.training.settings import TrainSettings
 from equitape.training.trainer import ROW_TOKENS, learning_rate_share
 
-EVERYTHING = {"eval_every": 7, "accumulation": 2}
+EVERYTHING = {"eval_steps": 7, "gradient_accumulation_steps": 2}
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +108,7 @@ def test_damaged_checkpoint_is_ignored(damage, whole, tmp_path):
     (run_dir / "log.jsonl").open("a").write('{"step": 25, "lo')
     run(run_dir, resume=True, **EVERYTHING)
     assert same(whole, run_dir)
-    assert checkpoints.is_whole(newest)
+    assert checkpoints.is_complete(newest)
 
 
 def test_resuming_a_finished_run_trains_no_more(whole, tmp_path):
@@ -128,7 +129,7 @@ def test_directory_with_a_run_is_refused(whole):
 
 
 def test_only_the_newest_checkpoints_are_kept(tmp_path):
-    run(tmp_path, keep=1, steps=12)
+    run(tmp_path, save_total_limit=1, steps=12)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["checkpoint-12"]
     checkpoints.discard(tmp_path)
     assert not (tmp_path / "checkpoints").exists()
@@ -153,7 +154,7 @@ def test_stops_when_the_loss_is_no_number(tmp_path):
     model.lm_head = Poisoned(model.lm_head, 13)
     result = fit(model, numbered(), settings(), tmp_path, collate=partial(pad_right, pad_token_id=0))
     assert result.status == "nan"
-    assert result.note == "The loss or its gradient was not a number at step 14; the checkpoint of step 10 is kept."
+    assert result.note == "The loss or its gradient was NaN or infinite at step 14; the checkpoint of step 10 is kept."
     assert checkpoints.step_of(checkpoints.newest(tmp_path)) == 10
     assert [line["step"] for line in read_lines(tmp_path)] == list(range(1, 14))
     assert not (tmp_path / "model").exists()
@@ -168,7 +169,7 @@ def test_no_checkpoint_is_saved_after_an_infinite_gradient(tmp_path):
     model.lm_head.weight.register_hook(lambda gradient: gradient * (float("inf") if next(step) == 5 else 1.0))
     result = fit(model, numbered(), settings(), tmp_path, collate=partial(pad_right, pad_token_id=0))
     assert (result.status, checkpoints.newest(tmp_path)) == ("nan", None)
-    assert "at step 5; no checkpoint was saved yet" in result.note
+    assert "at step 5; there is no checkpoint yet" in result.note
 
 
 def bare_loop(steps: int, batch_size: int) -> list[float]:
@@ -183,9 +184,12 @@ def bare_loop(steps: int, batch_size: int) -> list[float]:
     for step in range(steps):
         batch = pad_right([data[step * batch_size + row] for row in range(batch_size)], 0)
         share = (step + 0.5) / steps
-        warm, fall = share / given.warmup, (1 + math.cos(math.pi * (share - given.warmup) / (1 - given.warmup))) / 2
+        warm, fall = (
+            share / given.warmup_ratio,
+            (1 + math.cos(math.pi * (share - given.warmup_ratio) / (1 - given.warmup_ratio))) / 2,
+        )
         for group in optimizer.param_groups:
-            group["lr"] = given.learning_rate * (warm if share < given.warmup else fall)
+            group["lr"] = given.learning_rate * (warm if share < given.warmup_ratio else fall)
         logits = model(batch["input_ids"], attention_mask=batch["attention_mask"]).logits[:, :-1]
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"][:, 1:].flatten())
         optimizer.zero_grad()
@@ -196,7 +200,9 @@ def bare_loop(steps: int, batch_size: int) -> list[float]:
     return losses
 
 
-@pytest.mark.parametrize("changes", [{}, {"accumulation": 4}, {"workers": 2}, {"gradient_checkpointing": True}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"gradient_accumulation_steps": 4}, {"dataloader_num_workers": 2}, {"gradient_checkpointing": True}]
+)
 def test_losses_are_those_of_a_bare_loop(changes, tmp_path):
     """Micro-batches hold different numbers of labels, so that the mean of their means would be another loss."""
     run(tmp_path, dropout=0.0, steps=10, **changes)
@@ -232,7 +238,7 @@ def test_a_batch_has_a_mask_only_where_causality_does_not_hide_the_padding():
 
 
 def test_number_of_workers_changes_nothing(whole, tmp_path):
-    run(tmp_path, workers=2, **EVERYTHING)
+    run(tmp_path, dataloader_num_workers=2, **EVERYTHING)
     assert same(whole, tmp_path)
 
 
@@ -287,13 +293,13 @@ def test_budget_in_tokens_and_minutes(tmp_path):
     assert rates[-1] < 0.2 * max(rates)
     with pytest.raises(ValueError, match="no budget; give one of steps, tokens and minutes"):
         run(tmp_path / "none", steps=None)
-    with pytest.raises(ValueError, match="the data set is empty"):
+    with pytest.raises(ValueError, match="The data set is empty"):
         fit(small_model(), [], settings(), tmp_path / "empty")
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "linear", "constant"])
 def test_schedules(schedule):
-    given = TrainSettings(steps=100, schedule=schedule, warmup=0.1, final_rate=0.2)
+    given = TrainSettings(steps=100, schedule=schedule, warmup_ratio=0.1, final_rate=0.2)
     share = learning_rate_share(given, 100, lambda: 0.0)
     rates = [share(step) for step in range(100)]
     assert rates[:10] == pytest.approx([(step + 0.5) / 10 for step in range(10)])
@@ -308,15 +314,15 @@ def test_schedules(schedule):
         ({"steps": 0}, "steps is 0; it must be 1 or more"),
         ({"compile": "always"}, "compile is 'always'; it must be true, false or 'auto'"),
         ({"minutes": 0.0}, "more than 0"),
-        ({"batch_size": 6, "accumulation": 4}, "not a multiple of accumulation 4"),
+        ({"batch_size": 6, "gradient_accumulation_steps": 4}, "not a multiple of gradient_accumulation_steps 4"),
         ({"schedule": "cosin"}, "Did you mean 'cosine'"),
         ({"precision": "fp16"}, "there is no precision 'fp16'"),
-        ({"warmup": 2.0}, "it is a share, from 0 to 1"),
+        ({"warmup_ratio": 2.0}, "it is a share, from 0 to 1"),
         ({"betas": (0.9, 1.0)}, "two numbers from 0 to below 1"),
         ({"learning_rate": -1.0}, "must be a number of 0 or more"),
         ({"learning_rate": float("nan")}, "must be a number of 0 or more"),
-        ({"workers": -1}, "must be 0 or more"),
-        ({"save_every": 0}, "save_every is 0"),
+        ({"dataloader_num_workers": -1}, "must be 0 or more"),
+        ({"save_steps": 0}, "save_steps is 0"),
     ],
 )
 def test_wrong_settings(wrong, message):
@@ -351,7 +357,7 @@ def test_thinned_curve_keeps_the_mean():
 def test_tensorboard(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    run(tmp_path, steps=5, eval_every=5)
+    run(tmp_path, steps=5, eval_steps=5)
     board = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert set(board.Tags()["scalars"]) == {
         "loss", "grad_norm", "learning_rate", "tokens_per_second", "evaluation/loss"
@@ -370,18 +376,25 @@ def test_progress_is_shown_on_a_terminal_only(tmp_path):
         fit(
             small_model(),
             numbered(),
-            settings(steps=3, log_every=1),
+            settings(steps=3, logging_steps=1),
             tmp_path / str(terminal),
             collate=partial(pad_right, pad_token_id=0),
-            console=console,
+            progress=Progress(console),
         )
         assert ("tokens/s" in console.file.getvalue()) == terminal
 
 
 def test_every_setting_of_the_optimizer_reaches_trainer(tmp_path):
-    given = {"learning_rate": 0.03, "weight_decay": 0.2, "epsilon": 1e-3, "clip": 0.7, "seed": 5, "save_every": 4}
+    given = {
+        "learning_rate": 0.03,
+        "weight_decay": 0.2,
+        "epsilon": 1e-3,
+        "max_grad_norm": 0.7,
+        "seed": 5,
+        "save_steps": 4,
+    }
     arguments = training_arguments(TrainSettings(steps=1, betas=(0.8, 0.95), **given), tmp_path, 9)
-    names = {"epsilon": "adam_epsilon", "clip": "max_grad_norm", "save_every": "save_steps"}
+    names = {"epsilon": "adam_epsilon"}
     assert {name: getattr(arguments, names.get(name, name)) for name in given} == given
     assert (arguments.adam_beta1, arguments.adam_beta2, arguments.max_steps) == (0.8, 0.95, 9)
 

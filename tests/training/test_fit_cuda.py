@@ -17,12 +17,12 @@ pytestmark = [
 
 
 def test_bfloat16_run_and_resume(tmp_path):
-    result = run(tmp_path, dropout=0.0, log_every=6)
+    result = run(tmp_path, dropout=0.0, logging_steps=6)
     assert (result.status, result.steps) == ("done", 24)
     assert result.peak_mib > 0
     first = losses(tmp_path)
     checkpoints.remove(tmp_path / "checkpoints" / "checkpoint-24")
-    assert run(tmp_path, dropout=0.0, log_every=6, resume=True).steps == 24
+    assert run(tmp_path, dropout=0.0, logging_steps=6, resume=True).steps == 24
     # sums on a GPU may be made in another order
     assert losses(tmp_path) == pytest.approx(first, rel=1e-2)
 
@@ -44,14 +44,14 @@ def test_a_compiled_run_has_the_gradients_of_a_plain_one(tmp_path, precision, to
     chosen = {
         "dropout": 0.0,
         "steps": 2,
-        "log_every": 1,
+        "logging_steps": 1,
         "precision": precision,
         "trainable": lambda name: "encoding" in name,
         "sizes": {"hidden_size": 64},
         "collate": PadTo(partial(pad_right, pad_token_id=0), LENGTH, 0),
     }
     run(tmp_path / "plain", **chosen)
-    run(tmp_path / "compiled", compile="auto", workers=2, **chosen)
+    run(tmp_path / "compiled", compile="auto", dataloader_num_workers=2, **chosen)
     plain, compiled = read_lines(tmp_path / "plain"), read_lines(tmp_path / "compiled")
     assert plain[0]["grad_norm"] > 1e-3
     for key in ("loss", "grad_norm"):
@@ -67,7 +67,7 @@ def test_losses_are_read_only_when_asked(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.Tensor, "item", lambda self: reads.append("item") or self.tolist())
     monkeypatch.setattr(StepLog, "end_step", lambda self, *args: (reads.append("step"), end_step(self, *args))[1])
     monkeypatch.setattr(StepLog, "flush", lambda self: (reads.append("flush"), flush(self))[1])
-    run(tmp_path, dropout=0.0, steps=20, log_every=10, save_every=100)
+    run(tmp_path, dropout=0.0, steps=20, logging_steps=10, save_steps=100)
     between = reads[reads.index("flush") + 1 :]
     between = between[: between.index("flush")]
     assert between == ["step"] * 10

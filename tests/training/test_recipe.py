@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from small_recipe import SMALL
 from typer.testing import CliRunner
 
 from cases import build
@@ -49,12 +50,6 @@ SHIPPED = {
     "scrolls-qmsum",
     "scrolls-quality",
     "scrolls-summ-screen",
-}
-SMALL = {
-    "task": {"name": "addition", "trained_digits": 1, "tested_digits": 2, "samples": 2},
-    "model": {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2},
-    "encodings": ["rope", "tape"],
-    "train": {"steps": 4, "batch_size": 4},
 }
 
 
@@ -312,7 +307,7 @@ def test_a_directory_that_cannot_be_made(command, recipe_file, tmp_path):
     (tmp_path / "file").write_text("")
     result = runner.invoke(app, [command, recipe_file(), "--out", str(tmp_path / "file" / "out")])
     assert result.exit_code == 2
-    assert "cannot be made" in " ".join(result.output.replace("│", " ").split())
+    assert "Cannot create the directory" in " ".join(result.output.replace("│", " ").split())
 
 
 def test_help_shows_lists_without_brackets():
@@ -339,7 +334,10 @@ def test_files_that_are_no_recipes(tmp_path):
 
 def test_batches_that_processes_cannot_share_are_refused_before_any_work(recipe_file, tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "3")
-    for override, message in (("train.batch_size=4", "cannot be split over 3"), ("train.minutes=1", "single process")):
+    for override, message in (
+        ("train.batch_size=4", "cannot be split over 3"),
+        ("train.minutes=1", "works with one process only"),
+    ):
         command = ["train", recipe_file(), "train.batch_size=6", override, "--out", str(tmp_path / "out")]
         result = runner.invoke(app, command)
         assert result.exit_code == 2
@@ -366,7 +364,7 @@ def test_help_documents_every_field():
     for command in ("train", "compare"):
         shown = " ".join(runner.invoke(app, [command, "--help"]).output.split())
         assert all(f" {name}" in shown for name in expected), command
-    assert "train.batch_size = 64: Examples in an optimizer step" in recipe_help()
+    assert "train.batch_size = 64: Examples per optimizer step" in recipe_help()
 
 
 def test_the_page_on_training_lists_all_fields_and_recipes():

@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from test_recipe import SMALL
+from small_recipe import SMALL
 
 from equitape.tasks.base import IGNORED, Evaluation, pad_right
 from equitape.training.compare import collect
@@ -33,12 +33,12 @@ def watched_plan(**changes):
 @pytest.mark.parametrize(("precision", "half"), [("bf16", torch.bfloat16), ("fp32", None)])
 def test_scored_in_the_precision_and_to_the_share_asked_for(precision, half, tmp_path):
     plan, notes = watched_plan(
-        train={"steps": 4, "batch_size": 4, "eval_every": 2, "precision": precision},
+        train={"steps": 4, "batch_size": 4, "eval_steps": 2, "precision": precision},
         evaluation={"share": 0.5, "share_while_training": 0.25},
         seeds=[3],
     )
     entry = execute(plan, "rope", 3, tmp_path)
-    assert entry["evaluation"]["metrics"] == {plan.task.headline: 1.0}
+    assert entry.evaluation.metrics == {plan.task.headline: 1.0}
     assert notes == [(3, budget, half, False, False) for budget in (0.25, 0.25, 0.5)]
     # and by itself
     notes.clear()
@@ -47,7 +47,7 @@ def test_scored_in_the_precision_and_to_the_share_asked_for(precision, half, tmp
 
 
 def test_shares_that_are_left_out(tmp_path):
-    plan, notes = watched_plan(train={"steps": 2, "batch_size": 4, "eval_every": 1})
+    plan, notes = watched_plan(train={"steps": 2, "batch_size": 4, "eval_steps": 1})
     execute(plan, "rope", 0, tmp_path)
     assert [budget for _, budget, *_ in notes] == [0.05, 0.05, 1.0]
 
@@ -62,7 +62,7 @@ def test_trained_tokens_are_those_of_the_examples(compiled, tmp_path, monkeypatc
     examples = plan.task.training_set(5)
     lengths = [len(examples[index]["input_ids"]) for index in range(3 * 4)]
     assert min(lengths) < plan.task.trained_length
-    assert entry["trained_tokens"] == sum(lengths)
+    assert entry.trained_tokens == sum(lengths)
 
 
 @pytest.mark.parametrize("lengths", [(5, 5), (5, 3), (8, 5), (8, 8)])
@@ -84,7 +84,7 @@ def test_padding_to_one_length_is_masked(lengths):
 def test_results_tell_the_task_and_whose_the_claims_are(tmp_path):
     claims = {"tape": {"exact_match_grid": 41.42}}
     plan, _ = watched_plan(claims=claims, claims_source="arXiv 2501.00712, figure 3")
-    results = collect(plan, tmp_path)
+    results = collect(plan, tmp_path).to_dict()
     # the longest sums: 9+9=81 and 99+99=891, with an end mark
     assert results["task"] == {
         "name": "addition",
@@ -93,7 +93,8 @@ def test_results_tell_the_task_and_whose_the_claims_are(tmp_path):
         "higher_is_better": True,
         "trained_length": 7,
         "tested_length": 10,
+        "metrics": [{"name": "exact_match", "higher_is_better": True, "unit": "%"}],
     }
     assert (results["claims"], results["claims_source"]) == (claims, "arXiv 2501.00712, figure 3")
-    nothing_claimed = collect(watched_plan()[0], tmp_path)
+    nothing_claimed = collect(watched_plan()[0], tmp_path).to_dict()
     assert (nothing_claimed["claims"], nothing_claimed["claims_source"]) == ({}, None)

@@ -44,7 +44,7 @@ def numbered(size: int = 100_000) -> NumberedExamples:
 
 def settings(**changes) -> TrainSettings:
     return TrainSettings(
-        **{"steps": 24, "batch_size": 8, "learning_rate": 1e-2, "save_every": 5, "log_every": 3, **changes}
+        **{"steps": 24, "batch_size": 8, "learning_rate": 1e-2, "save_steps": 5, "logging_steps": 3, **changes}
     )
 
 

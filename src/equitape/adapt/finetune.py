@@ -13,7 +13,7 @@ The folder of a run holds
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -22,7 +22,6 @@ from typing import Any
 import torch
 from accelerate import PartialState
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from ..data.packing import PackedDataset, collate_rows
 from ..data.text import find_files, short_names
@@ -35,16 +34,18 @@ from ..pretrained.lora import lora_layers
 from ..pretrained.methods import summarize_training
 from ..pretrained.settings import AdaptSettings
 from ..pretrained.vocabulary import check_vocabulary, tokenizer_of
+from ..runs.environment import describe_environment
+from ..runs.files import plain, read_json, write_json
+from ..runs.identity import Difference, check_folder, find_differences
+from ..runs.lock import locked
+from ..runs.progress import Progress
 from ..training import checkpoints
-from ..training.environment import describe_environment
-from ..training.files import plain, write_json
 from ..training.fit import MODEL, FitResult, fit, uses_bf16
+from ..training.settings import UNIMPORTANT, current_names
 from .evaluation import TRAINED_ON, beside, check_lengths, score
 from .settings import FinetuneSettings
 
 RUN, BEFORE, RESULTS = "run.json", "before.json", "results.json"
-UNIMPORTANT = ("log_every", "save_every", "keep", "workers", "eval_every")
-"""Settings of training that change no weight."""
 
 
 def finetune(
@@ -58,51 +59,73 @@ def finetune(
 ) -> dict[str, Any]:
     """Adapt a base, train it, score it, write everything to a folder. Returns what results.json holds.
 
-    Interrupted at any moment, `resume` goes on from the last checkpoint, and neither loses nor repeats a step. Under
+    An interrupted run continues from its last checkpoint with `resume`, and neither loses nor repeats a step. Under
     `accelerate launch` every process calls this with the same arguments.
     """
-    if not resume and (out / RUN).exists():
-        raise ValueError(f"{str(out)!r} holds a run already; go on with it by --resume, or choose another folder.")
+    if not resume:
+        check_folder(out, "run", RUN, list, resume=False)
     for source in (*settings.data, *settings.evaluation.data.values()):
         if not source.startswith("hf:"):
             find_files(source)
+    tokenizer = tokenizer_of(base, settings.tokenizer)
     processes = PartialState(cpu=not torch.accelerator.is_available())
+    progress = Progress(console if processes.is_main_process else None)
+    if not processes.is_main_process:
+        return _finetune(base, adapt_settings, settings, out, tokenizer, resume, progress)
+    with locked(out):
+        return _finetune(base, adapt_settings, settings, out, tokenizer, resume, progress)
+
+
+def _finetune(
+    base: str | Path,
+    adapt_settings: AdaptSettings,
+    settings: FinetuneSettings,
+    out: Path,
+    tokenizer: Any,
+    resume: bool,
+    progress: Progress,
+) -> dict[str, Any]:
+    processes = PartialState()
     bf16 = uses_bf16(settings.train)
-    model = build(base, adapt_settings, torch.bfloat16 if bf16 else torch.float32)
+    with progress.phase("loading the model"):
+        model = build(base, adapt_settings, torch.bfloat16 if bf16 else torch.float32)
     widen_trained(model)
     context = adapt_settings.context or model.config.context
     settings.check(context)
-    tokenizer = tokenizer_of(base, settings.tokenizer)
     check_vocabulary(tokenizer, model.config.vocab_size)
 
-    with processes.main_process_first():
+    with processes.main_process_first(), progress.phase("tokenizing"):
         rows, texts = read_data(settings, tokenizer, context)
     lengths = settings.evaluation.lengths or (context,)
     check_lengths(texts, lengths)
     adaptation = adaptation_of(model)
     identity = describe_run(adaptation, settings, rows)
-    check_identity(out, identity, resume)
+    check_folder(out, "run", RUN, lambda: differences(out, identity), resume=resume)
     finished = read_finished(out) if resume else None
     if finished is not None:
-        if console is not None and processes.is_main_process:
-            console.print(f"The run in {out} was finished already.", highlight=False)
+        if processes.is_main_process:
+            remove_checkpoints(out)
+            progress.console.print(f"The run in {out} was finished already.", highlight=False)
         return finished
     if processes.is_main_process:
         write_json(out / RUN, identity)
 
-    def evaluate(model: Any) -> list[dict[str, Any]]:
-        with shown_progress(console, processes) as progress:
-            return score(model, texts, settings.evaluation, lengths, bf16, progress)
+    def evaluate(model: Any, when: str) -> list[dict[str, Any]]:
+        with progress.phase(f"scoring {when} training") as phase:
+
+            def show(what: str, done: int, of: int) -> None:
+                phase.update(done, f"perplexity of {what}", of)
+
+            return score(model, texts, settings.evaluation, lengths, bf16, show)
 
     def evaluate_while_training(model: Any, step: int) -> dict[str, float]:
-        # the bar of the training is on the screen then
         found = score(model, texts, settings.evaluation, lengths, bf16)
         return {name_score(entry): entry["perplexity"] for entry in found}
 
     model.to(processes.device)
     before = read_json(out / BEFORE)
     if before is None:
-        before = evaluate(model)
+        before = evaluate(model, "before")
         if processes.is_main_process:
             write_json(out / BEFORE, before)
 
@@ -115,9 +138,9 @@ def finetune(
             collate=collate_rows,
             evaluate=evaluate_while_training,
             resume=resume,
-            console=console,
+            progress=progress,
         )
-    after = evaluate(model) if result.status == "done" else None
+    after = evaluate(model, "after") if result.status == "done" else None
     scores = beside(before, after)
     report = describe_results(model, adaptation, settings, rows, result, scores, context)
     if processes.is_main_process:
@@ -167,21 +190,17 @@ def describe_run(adaptation: Adaptation, settings: FinetuneSettings, rows: Packe
     return json.loads(json.dumps(plain(content)))
 
 
-def check_identity(out: Path, identity: dict[str, Any], resume: bool) -> None:
-    """Refuse to resume a run with other settings."""
+def differences(out: Path, identity: dict[str, Any]) -> list[Difference]:
+    """Settings in which a run differs from the one in a folder."""
     old = read_json(out / RUN)
-    if not resume or old is None:
-        return
+    if not isinstance(old, dict):
+        raise ValueError(f"{out / RUN} cannot be read; choose another folder.")
     if "architecture" in old.get("base", {}):
         old["base"]["architecture"] = complete_architecture(old["base"]["architecture"])
-    for part, values in identity.items():
-        for key in {**values, **old.get(part, {})}:
-            was, now = old.get(part, {}).get(key), values.get(key)
-            if was != now:
-                raise ValueError(
-                    f"The run in {str(out)!r} was begun with another {part}: {key} was {was}, now it is {now}. Resume "
-                    f"with the same settings, or choose another folder."
-                )
+    if isinstance(old.get("train"), dict):
+        train = current_names(old["train"])
+        old = {**old, "train": {key: value for key, value in train.items() if key not in UNIMPORTANT}}
+    return find_differences(old, identity)
 
 
 @contextmanager
@@ -192,16 +211,6 @@ def only_trained_in_checkpoints(model: AdaptedForCausalLM) -> Iterator[None]:
         yield
     finally:
         model.saves_trained_only = False
-
-
-@contextmanager
-def shown_progress(console: Console | None, processes: PartialState) -> Iterator[Callable[[str, int, int], None]]:
-    """A bar for what is being scored, where there is a terminal."""
-    shown = console is not None and console.is_terminal and processes.is_main_process
-    columns = (TextColumn("perplexity of {task.description}"), BarColumn(bar_width=24), MofNCompleteColumn())
-    with Progress(*columns, console=console, disable=not shown, transient=True) as bar:
-        task = bar.add_task("")
-        yield lambda what, done, of: bar.update(task, description=what, completed=done, total=of)
 
 
 def describe_results(
@@ -257,21 +266,21 @@ def name_score(entry: dict[str, Any]) -> str:
 
 
 def write_run(model: EquitapeForCausalLM, out: Path, report: dict[str, Any]) -> None:
-    """Adapter and figures; the checkpoints of a run that ended well are not needed any more."""
+    """Write adapter and figures, and delete the checkpoints of a finished run."""
     if report["status"] == "done":
         save_adapter(model, out)
     write_json(out / RESULTS, report)
     if report["status"] == "done":
-        checkpoints.discard(out)
-        shutil.rmtree(out / MODEL, ignore_errors=True)
+        remove_checkpoints(out)
+
+
+def remove_checkpoints(out: Path) -> None:
+    """Delete what a finished run does not need: the adapter holds its weights."""
+    checkpoints.discard(out)
+    shutil.rmtree(out / MODEL, ignore_errors=True)
 
 
 def read_finished(out: Path) -> dict[str, Any] | None:
     """The results of a run that has ended well."""
     results = read_json(out / RESULTS)
     return results if results is not None and results["status"] == "done" else None
-
-
-def read_json(path: Path) -> Any:
-    """What a file holds, or None where there is none."""
-    return json.loads(path.read_text()) if path.exists() else None

@@ -13,7 +13,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from .measure import free_memory, is_out_of_memory
+from ..runs.errors import is_out_of_memory
+from .measure import free_memory
 from .workloads import Case, Outputs, PreparedRun, Variant, build
 
 SMALLEST = 64

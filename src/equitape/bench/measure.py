@@ -89,16 +89,3 @@ def free_memory() -> None:
     torch._dynamo.reset()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error, or its cause, says that memory ran out."""
-    found: BaseException | None = error
-    while found is not None:
-        if isinstance(found, torch.OutOfMemoryError | MemoryError):
-            return True
-        # compilers wrap the error into their own, and the CPU has no error class for it
-        if any(words in str(found) for words in ("CUDA out of memory", "can't allocate memory", "CUDA error: out of")):
-            return True
-        found = found.__cause__ or found.__context__
-    return False

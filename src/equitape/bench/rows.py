@@ -2,16 +2,16 @@
 
 import csv
 import datetime
-import importlib.metadata
 import json
 import os
 import platform
-import subprocess
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 import torch
+
+from ..runs.environment import find_commit, package_version
 
 OK, DISAGREES, OUT_OF_MEMORY, FAILED = "ok", "disagrees", "out of memory", "failed"
 AGAIN = " (again)"
@@ -75,37 +75,12 @@ def environment(device: torch.device) -> dict[str, str]:
     """The columns for date, versions and hardware."""
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "commit": find_commit(),
+        "commit": find_commit() or "unknown",
         "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else f"none ({platform.machine()} CPU)",
         "torch": torch.__version__,
-        "transformers": find_version("transformers"),
-        "triton": find_version("triton"),
+        "transformers": package_version("transformers") or "none",
+        "triton": package_version("triton") or "none",
     }
-
-
-def find_version(package: str) -> str:
-    """The version of an installed package, or "none"."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "none"
-
-
-def find_commit() -> str:
-    """The commit of this code, marked where files differ from it; "unknown" outside its repository."""
-    package = Path(__file__).parents[1]
-
-    def git(*arguments: str) -> str | None:
-        try:
-            found = subprocess.run(["git", *arguments], cwd=package, capture_output=True, text=True, timeout=30)
-        except (OSError, subprocess.TimeoutExpired):
-            return None
-        return found.stdout.strip() if found.returncode == 0 else None
-
-    # an installed copy may lie inside another repository
-    if git("ls-files", "--error-unmatch", "version.py") is None:
-        return "unknown"
-    return git("describe", "--always", "--dirty", "--abbrev=12", "--exclude=*") or "unknown"
 
 
 def drifts(rows: Sequence[Row]) -> dict[tuple[str, int, int], float]:

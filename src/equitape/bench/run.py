@@ -5,8 +5,9 @@ from typing import Any
 
 from rich.console import Console
 
+from ..runs.errors import is_out_of_memory, named_line
 from .agreement import DisagreementError, checked_run
-from .measure import count_operations, free_memory, is_out_of_memory, time_run
+from .measure import count_operations, free_memory, time_run
 from .rows import AGAIN, DISAGREES, FAILED, OUT_OF_MEMORY, Row, append_csv, environment
 from .shapes import BenchSettings
 from .workloads import MEASURES, Case, Variant
@@ -78,7 +79,7 @@ def measure(case: Case, name: str, settings: BenchSettings, about: dict[str, Any
         if is_out_of_memory(error):
             row.status = OUT_OF_MEMORY
         else:
-            row.status, row.note = FAILED, _first_line(error)
+            row.status, row.note = FAILED, named_line(error)[:200]
     free_memory()
     return row
 
@@ -93,8 +94,3 @@ def _fill(row: Row, case: Case, settings: BenchSettings) -> None:
     timing = time_run(prepared, case, settings.num_runs, settings.warm_up)
     row.ms_median, (row.ms_low, row.ms_high) = timing.median, timing.spread
     row.peak_mib = None if prepared.graphs else timing.peak_mib
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0] if lines else ''}"[:200]

@@ -25,16 +25,22 @@ def compare(
     checkpoint.
     """
     from ..report import write_report
+    from ..runs.files import make_directory
+    from ..runs.interrupt import describe_interrupt
+    from ..runs.lock import LockedError
+    from ..runs.names import file_name
     from ..training import compare as comparison
-    from ..training.files import make_directory
     from ..training.plan import make_plan
     from ..training.recipe import load_recipe
+    from ..training.run import check_data
     from ..training.show import show_plan, show_results
 
     try:
-        plan = make_plan(load_recipe(recipe, overrides or [], small=small))
-        out = out or Path("runs") / plan.recipe.name
-        comparison.check_directory(out, plan)
+        loaded = load_recipe(recipe, overrides or [], small=small)
+        out = out or Path("runs") / file_name(loaded.name)
+        comparison.check_directory(out, loaded)
+        plan = make_plan(loaded)
+        check_data(out, plan.task)
         if not dry_run:
             make_directory(out)
     except ValueError as error:
@@ -44,9 +50,15 @@ def compare(
         return
     if plan.data:
         typer.echo(f"Training data: {plan.data}", err=True)
-    results = comparison.compare(plan, out, jobs=jobs, console=Console(stderr=True))
-    write_report(results, out)
+    try:
+        results = comparison.compare(plan, out, jobs=jobs, console=Console(stderr=True))
+    except KeyboardInterrupt:
+        typer.echo(describe_interrupt(comparison.describe_kept(plan, out), resume=False), err=True)
+        raise typer.Exit(130) from None
+    except LockedError as error:
+        raise typer.BadParameter(str(error)) from None
+    write_report(results.to_dict(), out)
     show_results(results, Console())
     typer.echo(f"The report is {out / 'report.html'}.")
-    if any(run["status"] != "done" for run in results["runs"]):
+    if not all(run.done for run in results.runs):
         raise typer.Exit(1)

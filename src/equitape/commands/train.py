@@ -41,7 +41,12 @@ def train(
 
     On several devices: torchrun -m equitape train ...
     """
-    from ..training.files import make_directory
+    from ..runs.errors import is_out_of_memory
+    from ..runs.files import make_directory
+    from ..runs.interrupt import describe_interrupt
+    from ..runs.lock import LockedError
+    from ..runs.names import file_name
+    from ..runs.progress import Progress
     from ..training.fit import check_processes
     from ..training.plan import make_plan
     from ..training.recipe import load_recipe
@@ -49,10 +54,10 @@ def train(
         RECIPE,
         check_data,
         check_directory,
+        describe_kept,
         execute,
         explain,
         folder_name,
-        lacks_memory,
         single_run,
     )
     from ..training.show import show_plan, show_run
@@ -61,11 +66,12 @@ def train(
         loaded = load_recipe(recipe, overrides or [], small=small)
         choice = loaded.choose(encoding) if encoding is not None else loaded.choices[0]
         number = choice.seeds[0] if seed is None else seed
-        # torchrun and accelerate launch set the number of processes
+        single = single_run(loaded, choice.label, number)
+        out = out or Path("runs") / f"{file_name(loaded.name)}-{folder_name(choice.label, number)}"
+        check_directory(out, single, resume)
+        # torchrun and accelerate launch set it for every process
         check_processes(loaded.train, int(os.environ.get("WORLD_SIZE", "1")))
-        plan = make_plan(single_run(loaded, choice.label, number))
-        out = out or Path("runs") / f"{loaded.name}-{folder_name(choice.label, number)}"
-        check_directory(out, plan.recipe, resume)
+        plan = make_plan(single)
         check_data(out, plan.task)
         if not dry_run:
             make_directory(out)
@@ -80,18 +86,24 @@ def train(
             typer.echo(f"There is no run in {out} to resume; this one starts from the beginning.", err=True)
         if plan.data:
             typer.echo(f"Training data: {plan.data}", err=True)
+    progress = Progress(Console(stderr=True))
     try:
-        entry = execute(plan, choice.label, number, out, resume=resume, console=Console(stderr=True))
+        result = execute(plan, choice.label, number, out, resume=resume, progress=progress)
+    except KeyboardInterrupt:
+        typer.echo(describe_interrupt(describe_kept(out), resume=True), err=True)
+        raise typer.Exit(130) from None
+    except LockedError as error:
+        raise typer.BadParameter(str(error)) from None
     except RuntimeError as error:
-        if not lacks_memory(error):
+        if not is_out_of_memory(error):
             raise
         typer.echo(explain(error), err=True)
         raise typer.Exit(1) from None
-    if entry is None:
+    if result is None:
         # another process prints
         return
-    show_run(entry, Console())
-    if entry["status"] != "done":
+    show_run(result, Console())
+    if not result.done:
         typer.echo(f"Losses are in {out}.")
         raise typer.Exit(1)
     typer.echo(f"Weights, losses and figures are in {out}.")

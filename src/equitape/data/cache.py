@@ -2,10 +2,6 @@
 
 import hashlib
 import os
-import shutil
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -18,20 +14,3 @@ def entry(cache: str | Path | None, kind: str, *parts: str) -> Path:
     """The folder of a thing of some kind that is made from these parts and changes with them."""
     name = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
     return (Path(cache) if cache is not None else default_cache()) / kind / name
-
-
-@contextmanager
-def written_aside(home: Path) -> Iterator[Path]:
-    """A folder to write into, renamed to `home` at the end; a failure leaves nothing behind."""
-    home.parent.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(prefix=f".{home.name}.", dir=home.parent))
-    try:
-        yield aside
-        try:
-            aside.rename(home)
-        except OSError:
-            # another process was faster, and made the same
-            if not home.is_dir():
-                raise
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)

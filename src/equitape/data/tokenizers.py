@@ -8,8 +8,9 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from ..runs.files import new_folder
 from ..runs.folders import model_folder
-from .cache import entry, written_aside
+from .cache import entry
 from .text import Document, Sources, describe_sources, read_documents
 
 END, PAD = "<|end|>", "<|pad|>"
@@ -51,7 +52,7 @@ def cached_bpe(sources: Sources, vocab_size: int, cache: str | Path | None = Non
     home = entry(cache, "tokenizers", f"bpe {vocab_size} {BPE_CHARACTERS}", describe_sources(sources))
     if not home.is_dir():
         tokenizer = train_bpe(_first_characters(read_documents(sources), BPE_CHARACTERS), vocab_size)
-        with written_aside(home) as folder:
+        with new_folder(home) as folder:
             tokenizer.save_pretrained(str(folder))
     return load_tokenizer(home)
 

@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
-from .cache import entry, written_aside
+from ..runs.files import new_folder
+from .cache import entry
 from .text import Document, Sources, describe_sources, read_documents
 from .tokenizers import is_byte_tokenizer
 
@@ -135,7 +136,7 @@ def build_tokens(
 
 def write_tokens(documents: Iterable[Document], tokenizer: Any, directory: str | Path) -> None:
     """Tokenize documents into a new directory, which `TokenStore.open` reads."""
-    with written_aside(Path(directory)) as folder:
+    with new_folder(Path(directory)) as folder:
         _write(documents, tokenizer, folder)
 
 

@@ -12,29 +12,29 @@ The folder of an evaluation holds
 
 import json
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from ..runs.environment import describe_environment
 from ..runs.files import plain, write_json
+from ..runs.identity import Difference, check_folder, find_differences
+from ..runs.lock import locked
+from ..runs.progress import Progress
 from ..tasks.decoding import batches_of
 from ..tasks.evaluated_model import EvaluatedModel
 from ..tasks.evaluation import Advance, EvaluationTask, Record, Unit, build_evaluation
-from ..training.environment import describe_environment
 
 SETTINGS, RESULTS, REPORT = "settings.json", "results.jsonl", "report.json"
 COST = "cost.json"
 FORMAT = 1
-LINE_EVERY = 60.0
-"""Seconds between two lines of progress where no bar can be shown."""
-UNIMPORTANT = (("model", "name"), ("options", "data"), ("options", "filler"), ("examples", "source"))
-"""Names; where data lies does not matter, its digest among the examples does."""
+UNIMPORTANT = ("format", "model.name", "options.data", "options.filler", "examples.source")
+"""Names, and where data lies: what matters is its digest, among the examples."""
+COMPARED = ("task", "options", "examples")
+"""What must be the same in evaluations that are compared."""
 
 
 def evaluate(
@@ -77,17 +77,18 @@ def make_plan(
         task.check_scoring()
     units = task.prepare(evaluated)
     settings = describe_settings(evaluated, task, units)
-    check_folder(out, settings, resume)
+    check_folder(out, "evaluation", SETTINGS, lambda: differences(out, settings), resume=resume)
     return Plan(evaluated=evaluated, task=task, out=out, units=units, settings=settings, score=score)
 
 
 def run_plan(plan: Plan, *, batch_tokens: int | None = None, console: Console | None = None) -> dict[str, Any]:
     """`evaluate` once everything is prepared."""
-    write_json(plan.out / SETTINGS, plan.settings)
-    done = {key for key, record in read_results(plan.out).items() if "error" not in record}
-    waiting = [unit for unit in plan.units if unit.key not in done]
-    run_units(plan.evaluated, plan.task, waiting, plan.out, batch_tokens, console)
-    return rescore(plan.out) if plan.score else plan.settings
+    with locked(plan.out):
+        write_json(plan.out / SETTINGS, plan.settings)
+        done = {key for key, record in read_results(plan.out).items() if "error" not in record}
+        waiting = [unit for unit in plan.units if unit.key not in done]
+        run_units(plan.evaluated, plan.task, waiting, plan.out, batch_tokens, Progress(console))
+        return rescore(plan.out) if plan.score else plan.settings
 
 
 def describe_settings(evaluated: EvaluatedModel, task: EvaluationTask, units: list[Unit]) -> dict[str, Any]:
@@ -104,37 +105,12 @@ def describe_settings(evaluated: EvaluatedModel, task: EvaluationTask, units: li
 
 def check_out(out: Path, resume: bool) -> None:
     """Refuse a folder that cannot take an evaluation. This needs no model and is checked before one is loaded."""
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"{str(out)!r} is a file; give the name of a folder.")
-    if not (out / SETTINGS).exists():
-        if out.exists() and any(out.iterdir()):
-            raise ValueError(f"{str(out)!r} is not empty and holds no evaluation; choose another folder.")
-    elif not resume:
-        raise ValueError(f"{str(out)!r} already holds an evaluation; continue it with --resume, or choose another.")
+    check_folder(out, "evaluation", SETTINGS, list, resume=resume)
 
 
-def check_folder(out: Path, settings: dict[str, Any], resume: bool) -> None:
-    """Refuse a folder that holds another evaluation, or this one without `resume`."""
-    check_out(out, resume)
-    if not (out / SETTINGS).exists():
-        return
-    old = read_settings(out)
-    difference = find_difference(old, settings, ("task", "options", "examples", "model"))
-    if difference is not None:
-        raise ValueError(
-            f"The evaluation in {str(out)!r} was started with other settings: {difference}. Resume with the same "
-            f"settings, or choose another folder."
-        )
-
-
-def find_difference(old: dict[str, Any], new: dict[str, Any], parts: tuple[str, ...]) -> str | None:
-    """The first thing in which two evaluations differ."""
-    for part in parts:
-        was, now = (entry[part] if isinstance(entry[part], dict) else {part: entry[part]} for entry in (old, new))
-        for key in {**was, **now}:
-            if was.get(key) != now.get(key) and (part, key) not in UNIMPORTANT:
-                return f"{part}: {key} was {was.get(key)}, now it is {now.get(key)}"
-    return None
+def differences(out: Path, settings: dict[str, Any]) -> list[Difference]:
+    """Settings in which an evaluation differs from the one in a folder."""
+    return find_differences(read_settings(out), settings, UNIMPORTANT)
 
 
 def read_settings(out: Path) -> dict[str, Any]:
@@ -173,7 +149,7 @@ def run_units(
     units: list[Unit],
     out: Path,
     batch_tokens: int | None,
-    console: Console | None,
+    progress: Progress,
 ) -> None:
     """Answer units in batches and write the records of each batch when it is done."""
     budget = batch_tokens or evaluated.batch_tokens
@@ -181,11 +157,11 @@ def run_units(
     waiting = list(units)
     environment = describe_environment()
     began = time.perf_counter()
-    with shown_progress(console, task.full_name, sum(unit.cost for unit in units)) as advance:
+    with progress.phase(task.full_name, sum(unit.cost for unit in units)) as phase:
         while waiting:
             batch = next(batches_of(waiting, budget, mix))
             try:
-                records = answer(evaluated, task, batch, budget, advance)
+                records = answer(evaluated, task, batch, budget, phase.advance)
             except torch.OutOfMemoryError:
                 torch.cuda.empty_cache()
                 if len(batch) > 1:
@@ -242,36 +218,6 @@ def add_cost(out: Path, evaluated: EvaluatedModel, tokens: int, seconds: float, 
     )
 
 
-@contextmanager
-def shown_progress(console: Console | None, name: str, total: float) -> Iterator[Advance]:
-    """A bar with the time left on a terminal; elsewhere a line per minute."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=32),
-        TaskProgressColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left about"),
-        TimeRemainingColumn(),
-    )
-    shown = console is not None and console.is_terminal
-    with Progress(*columns, console=console, disable=not shown, transient=True) as bar:
-        job = bar.add_task(name, total=total)
-        began = last = time.monotonic()
-        done = 0.0
-
-        def advance(cost: float) -> None:
-            nonlocal done, last
-            done += cost
-            bar.advance(job, cost)
-            now = time.monotonic()
-            if console is not None and not shown and now - last >= LINE_EVERY:
-                last = now
-                left = (now - began) * (total - done) / done / 60
-                console.print(f"{name}: {100 * done / total:.0f} % done, about {left:.0f} min left", highlight=False)
-
-        yield advance
-
-
 def rescore(out: Path | str) -> dict[str, Any]:
     """Make report.json of an evaluation from its results, without the model; returns what it holds."""
     out = Path(out)
@@ -316,7 +262,9 @@ def read_other(folder: Path, mine: dict[str, Any]) -> dict[str, Any]:
         other = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise ValueError(f"There is no report to show beside in {str(folder)!r} ({error}).") from None
-    difference = find_difference(other, mine, ("task", "options", "examples"))
-    if difference is not None:
-        raise ValueError(f"The evaluation in {str(folder)!r} cannot stand beside this one; {difference}.")
+    found = find_differences(
+        {key: other.get(key) for key in COMPARED}, {key: mine[key] for key in COMPARED}, UNIMPORTANT
+    )
+    if found:
+        raise ValueError(f"The evaluation in {str(folder)!r} cannot be compared with this one: {found[0]}.")
     return other

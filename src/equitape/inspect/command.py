@@ -119,7 +119,7 @@ def find_text(settings: InspectSettings, model: Any) -> Text:
 
 def facts_of(settings: InspectSettings, model: Any, text: Text) -> list[tuple[str, str]]:
     """What the page tells of how it was made."""
-    from ..training.environment import describe_environment
+    from ..runs.environment import describe_environment
 
     found = {
         "encoding": ", ".join(f"{key}={value}" for key, value in model.config.encoding.items()),

@@ -16,9 +16,10 @@ from torch import Tensor
 
 from ..encodings.base import ENCODINGS
 from ..model import EquitapeForCausalLM
+from ..runs.environment import describe_versions
 from ..runs.files import files_in
 from .adaptation import adaptation_of
-from .card import CARD, adapter_card, versions
+from .card import CARD, PACKAGES, adapter_card
 from .settings import METHODS
 
 FORMAT = 1
@@ -50,7 +51,7 @@ def save_adapter(model: EquitapeForCausalLM, directory: Path | str) -> None:
                 "sha256": _digest(aside / TENSORS),
             },
             "training": adaptation.training,
-            "versions": versions(),
+            "versions": describe_versions(*PACKAGES),
         }
         (aside / DESCRIPTION).write_text(json.dumps(description, indent=2))
         (aside / CARD).write_text(adapter_card(model, adaptation))

@@ -1,26 +1,13 @@
 """Model cards: what a folder holds, how it was made and how to load it."""
 
-import platform
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from ..model import EquitapeForCausalLM
-from ..version import __version__
+from ..runs.environment import describe_versions
 from .adaptation import Adaptation
 
 CARD = "README.md"
 PACKAGES = ("torch", "transformers", "peft", "accelerate", "safetensors")
-
-
-def versions() -> dict[str, str]:
-    """Versions of this package and of those it depends on."""
-    found = {"equitape": __version__, "python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
 
 
 def adapter_card(model: EquitapeForCausalLM, adaptation: Adaptation) -> str:
@@ -67,7 +54,7 @@ def _card(model: EquitapeForCausalLM, adaptation: Adaptation, what: str, loading
         "## Training",
         _training(adaptation.training),
         "## Made with",
-        ", ".join(f"{package} {number}" for package, number in versions().items()) + ".",
+        ", ".join(f"{package} {number}" for package, number in describe_versions(*PACKAGES).items()) + ".",
     ]
     return "\n\n".join(parts) + "\n"
 

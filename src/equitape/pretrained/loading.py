@@ -11,6 +11,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from ..model import EquitapeForCausalLM
 from ..registry import describe_choices
+from ..runs.errors import first_line
 from ..runs.folders import model_folder
 from .adapter import DESCRIPTION
 from .adapting import load_adapter
@@ -71,7 +72,7 @@ def check_hub(name: str) -> None:
     except (OSError, ValueError) as error:
         raise ValueError(
             f"There is no folder {name!r} here (relative ones start at {Path.cwd()}), and no model of that name can be "
-            f"fetched from the Hugging Face Hub ({_first_line(error)})."
+            f"fetched from the Hugging Face Hub ({first_line(error)})."
         ) from None
 
 
@@ -100,14 +101,14 @@ def load_model(name: str, dtype: str, base: str | None = None, as_ours: bool = T
         if as_ours and not ours:
             return as_equitape(load_source(folder, wanted)).eval()
     except (OSError, SafetensorError) as error:
-        raise ValueError(f"The model {name!r} cannot be read ({_first_line(error)}).") from error
+        raise ValueError(f"The model {name!r} cannot be read ({first_line(error)}).") from error
     try:
         return read_whole(folder, dtype=wanted).eval()
     except (OSError, ValueError, SafetensorError) as error:
         if ours and isinstance(error, ValueError):
             raise
         # transformers goes on to list all its architectures
-        raise ValueError(f"The model {name!r} cannot be read ({_first_line(error)}).") from error
+        raise ValueError(f"The model {name!r} cannot be read ({first_line(error)}).") from error
 
 
 def as_equitape(source: PreTrainedModel) -> EquitapeForCausalLM:
@@ -129,9 +130,5 @@ def choose_device(given: str | None = None) -> torch.device:
         device = torch.device(given)
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"The device {given!r} cannot be used ({_first_line(error)}).") from None
+        raise ValueError(f"The device {given!r} cannot be used ({first_line(error)}).") from None
     return device
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")

@@ -16,6 +16,7 @@ from transformers.initialization import no_init_weights
 from ..encodings.base import ENCODINGS
 from ..model import EquitapeConfig, EquitapeForCausalLM
 from ..model.checks import check_loading
+from ..runs.errors import first_line
 from .families import FAMILIES, translate_config
 
 TRAINABLE_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -60,7 +61,7 @@ def load_source(base: Base, dtype: str | torch.dtype = "auto", check: Check | No
             check(config)
         model = read_whole(name, dtype=dtype)
     except (OSError, SafetensorError) as error:
-        raise ValueError(f"The model {str(base)!r} cannot be read ({_first_line(error)}).") from error
+        raise ValueError(f"The model {str(base)!r} cannot be read ({first_line(error)}).") from error
     check_loaded(model, "auto")
     return model
 
@@ -89,7 +90,7 @@ def _load_gguf(path: Path, dtype: str | torch.dtype) -> PreTrainedModel:
         )
     except (OSError, ValueError, KeyError, struct.error) as error:
         # a wrong or unknown file fails deep inside the reader, in several ways
-        raise ValueError(f"The GGUF file {str(path)!r} cannot be read ({_first_line(error)}).") from error
+        raise ValueError(f"The GGUF file {str(path)!r} cannot be read ({first_line(error)}).") from error
     # the weights are plain numbers now, which may be trained and saved
     model.config.__dict__.pop("quantization_config", None)
     check_loaded(model, "auto")
@@ -253,7 +254,3 @@ def digest_of(tensors: Mapping[str, Tensor]) -> str:
         digest.update(f"{name} {list(tensors[name].shape)}".encode())
         digest.update(values.view(torch.int16).numpy().tobytes())
     return digest.hexdigest()
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")

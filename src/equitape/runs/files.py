@@ -127,6 +127,8 @@ def flush_to_disk(path: Path) -> None:
 
 def make_directory(path: Path) -> None:
     """Create a directory to write into; one sentence where that is impossible."""
+    if path.exists() and not path.is_dir():
+        raise ValueError(f"{path} is a file; choose a directory.")
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""transformers' own progress bars, which count files written and read in milliseconds."""
+"""transformers' progress bars, which count files that take milliseconds."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ from transformers.utils.logging import disable_progress_bar, enable_progress_bar
 
 @contextmanager
 def without_bars() -> Iterator[None]:
-    """No bars inside."""
+    """Hide them inside the block."""
     shown = is_progress_bar_enabled()
     disable_progress_bar()
     try:

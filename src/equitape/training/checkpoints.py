@@ -1,19 +1,18 @@
-"""Checkpoints that a kill at any moment cannot spoil: written aside, listed with their checksums, then renamed.
+"""Checkpoints that a kill at any moment cannot damage: written aside, listed with their checksums, then renamed.
 
 A run directory holds
 
     saving/                    what is being written now; never read, and removed when a run starts
-    checkpoints/checkpoint-N/  whole checkpoints, each with a manifest of its files
+    checkpoints/checkpoint-N/  complete checkpoints, each with a manifest of its files
 """
 
 import json
-import os
 import shutil
 import zlib
 from pathlib import Path
 from typing import Any
 
-from .files import flush_to_disk
+from ..runs.files import publish_folder
 
 SAVING = "saving"
 CHECKPOINTS = "checkpoints"
@@ -21,33 +20,40 @@ MANIFEST = "manifest.json"
 
 
 def publish(partial: Path, run_dir: Path, progress: dict[str, Any], keep: int) -> Path:
-    """Rename a folder that was written aside into its place, then remove all but the newest `keep` checkpoints.
+    """Move a checkpoint that was written aside into its place, then remove all but the newest `keep` checkpoints.
 
-    progress: what the run knows of itself beside the state of Trainer; `read_progress` gives it back.
+    progress: what the run knows besides the state of Trainer; `read_progress` returns it.
     """
     files = sorted(path for path in partial.rglob("*") if path.is_file())
     listed = {str(path.relative_to(partial)): [path.stat().st_size, _checksum(path)] for path in files}
     (partial / MANIFEST).write_text(json.dumps({"progress": progress, "files": listed}))
-    for path in [*files, partial / MANIFEST]:
-        flush_to_disk(path)
     target = run_dir / CHECKPOINTS / partial.name
     target.parent.mkdir(exist_ok=True)
     if target.exists():
-        # left by a run that found it damaged
-        shutil.rmtree(target)
-    os.replace(partial, target)
-    flush_to_disk(target.parent)
+        # damaged: a run that resumed from an older checkpoint has reached this step again
+        remove(target)
+    publish_folder(partial, target)
     for old in _by_step(run_dir)[:-keep]:
         remove(old)
     return target
 
 
 def newest(run_dir: Path) -> Path | None:
-    """The newest checkpoint whose files are all as they were written, or None."""
-    return next((path for path in reversed(_by_step(run_dir)) if is_whole(path)), None)
+    """The newest complete checkpoint, or None."""
+    return next((path for path in reversed(_by_step(run_dir)) if is_complete(path)), None)
 
 
-def is_whole(checkpoint: Path) -> bool:
+def damaged(run_dir: Path) -> list[Path]:
+    """Checkpoints newer than the newest complete one, which cannot be used."""
+    found = []
+    for path in reversed(_by_step(run_dir)):
+        if is_complete(path):
+            break
+        found.append(path)
+    return found
+
+
+def is_complete(checkpoint: Path) -> bool:
     """Whether every file of a checkpoint is there, with its size and checksum."""
     try:
         listed = json.loads((checkpoint / MANIFEST).read_text())["files"]
@@ -55,7 +61,7 @@ def is_whole(checkpoint: Path) -> bool:
             (checkpoint / name).stat().st_size == size and _checksum(checkpoint / name) == checksum
             for name, (size, checksum) in listed.items()
         )
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
 
 
@@ -65,21 +71,22 @@ def step_of(checkpoint: Path) -> int:
 
 
 def read_progress(checkpoint: Path) -> dict[str, Any]:
-    """What `publish` was given as progress."""
+    """The progress that `publish` was given."""
     return json.loads((checkpoint / MANIFEST).read_text())["progress"]
 
 
 def remove(checkpoint: Path) -> None:
-    """Delete a checkpoint, its manifest first: what is left after a kill is no checkpoint any more."""
+    """Delete a checkpoint, its manifest first: what a kill leaves is then not a checkpoint any more."""
     (checkpoint / MANIFEST).unlink(missing_ok=True)
     shutil.rmtree(checkpoint, ignore_errors=True)
 
 
 def discard(run_dir: Path) -> None:
-    """Delete all checkpoints of a run that needs none any more."""
+    """Delete all checkpoints of a finished run, and what was being written."""
     for checkpoint in _by_step(run_dir):
         remove(checkpoint)
-    shutil.rmtree(run_dir / CHECKPOINTS, ignore_errors=True)
+    for folder in (CHECKPOINTS, SAVING):
+        shutil.rmtree(run_dir / folder, ignore_errors=True)
 
 
 def _by_step(run_dir: Path) -> list[Path]:

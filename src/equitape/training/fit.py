@@ -9,13 +9,14 @@ from typing import Any
 
 import torch
 from accelerate import PartialState
-from rich.console import Console
 from torch import Tensor
 from torch.utils.data import Dataset
 from transformers import TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
 from ..encodings import PositionalEncoding
+from ..runs.files import publish_folder, remove_partial
+from ..runs.progress import Progress
 from ..tasks.base import IGNORED
 from . import checkpoints
 from .bars import without_bars
@@ -35,23 +36,23 @@ class FitResult:
     """What a run did. The weights are in `model/` of its directory, the losses in log.jsonl."""
 
     status: str
-    """"done", or "nan" when a loss or a gradient stopped being a number."""
+    """"done", or "nan" when a loss or gradient was NaN or infinite."""
     note: str
-    """What happened where status is not "done"."""
+    """What happened, where status is not "done"."""
     steps: int
     tokens: int
-    """Tokens seen, padding not counted."""
+    """Tokens seen, without padding."""
     seconds: float
     """Time in training steps."""
     tokens_per_second: float
     peak_mib: float | None
-    """Most memory held on the GPU or, without one, by the process; None where nobody counts."""
+    """Peak memory of the GPU or, without one, of the process; None where it is unknown."""
     loss: float | None
-    """Of the last step; None when a finished run was loaded."""
+    """Of the last step; None when all steps were done by an earlier process."""
 
 
 class FirstExamples(Dataset[Any]):
-    """The first examples of a data set with their numbers, in its own order, from the start again when it ends."""
+    """The first examples of a data set with their numbers, in its order, starting over when it ends."""
 
     def __init__(self, examples: Dataset[Any], count: int):
         self.examples = examples
@@ -66,10 +67,10 @@ class FirstExamples(Dataset[Any]):
 
 
 class Collate:
-    """Makes a batch of what a causal model needs: no first label, and no mask for padding on the right.
+    """Makes a batch for a causal model: without the first label, and without a mask for padding on the right.
 
-    Nothing stands before the first token to predict it from, and no token sees what stands behind it. Without a mask
-    attention is much faster; how many tokens are real is kept for the log.
+    Nothing comes before the first token to predict it from, and no token sees what follows it. Attention is much
+    faster without a mask; the number of real tokens is kept for the log.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class Collate:
         jumps: Jumps | None = None,
         seed: int = 0,
     ):
-        """unmasked_length: the longest rows that may go without a mask; seed: of the jumps."""
+        """unmasked_length: the length of the longest rows that need no mask. seed: of the jumps."""
         self.stack = stack
         self.unmasked_length = unmasked_length
         self.jumps = jumps
@@ -97,16 +98,16 @@ class Collate:
             seen = mask.bool()
             batch[ROW_TOKENS] = seen.sum(1)
             behind = bool((seen[:, :-1] | ~seen[:, 1:]).all())
-            # ids that start again in the padding would look like another sequence
+            # ids that restart in the padding would look like another sequence
             if behind and mask.shape[1] <= self.unmasked_length and "position_ids" not in batch:
                 del batch["attention_mask"]
         return batch
 
 
 def unmasked_length(model: Any) -> int:
-    """The longest rows that mean the same to a model with a mask over the padding behind them and without: 0 for none.
+    """The length of the longest rows that need no mask over padding on the right; 0 where all rows need it.
 
-    An encoding that asks how long a row is would count the padding, and a table of positions ends somewhere.
+    An encoding that depends on the length of a row would count the padding, and a table of positions has an end.
     """
     encodings = [module for module in model.modules() if isinstance(module, PositionalEncoding)]
     if not encodings or not all(encoding.causal for encoding in encodings):
@@ -124,16 +125,16 @@ def fit(
     evaluate: Evaluate | None = None,
     trainable: Callable[[str], bool] | None = None,
     resume: bool = False,
-    console: Console | None = None,
+    progress: Progress | None = None,
 ) -> FitResult:
-    """Train a model on numbered examples, in their order. It ends in evaluation mode.
+    """Train a model on numbered examples, in their order. The model is left in evaluation mode.
 
-    train_dataset: gives by number `input_ids` and `labels` [T], and whatever else the model takes.
-    collate: makes a batch of examples; they are stacked when left out.
-    evaluate: called with the model and the step every `eval_every` steps; its numbers go to the log.
-    trainable: says by its name whether a parameter is trained; as they are when left out.
-    resume: continue from the newest whole checkpoint in `run_dir`, or start when there is none.
-    console: shows progress where it is a terminal.
+    train_dataset: indexed by number; gives `input_ids` and `labels` [T], and whatever else the model takes.
+    collate: makes a batch of examples. Default: stack them.
+    evaluate: called with the model and the step every `eval_steps` steps; its numbers go to the log.
+    trainable: whether a parameter is trained, by its name. Default: by `requires_grad`.
+    resume: continue from the newest complete checkpoint in `run_dir`, or start where there is none.
+    progress: shows the steps, from which step a run continues, and what was found damaged.
 
     Under `torchrun` or `accelerate launch` every process calls this with the same arguments. batch_size is that of all
     processes together, and the batches are the same whatever their number.
@@ -144,8 +145,10 @@ def fit(
     arguments = training_arguments(settings, run_dir, steps)
     processes = PartialState()
     checkpoint = checkpoints.newest(run_dir) if resume else None
+    progress = progress if progress is not None and processes.is_main_process else Progress()
     if processes.is_main_process:
-        prepare_directory(run_dir, resume, checkpoint)
+        for note in prepare_directory(run_dir, resume, checkpoint):
+            progress.console.print(note, highlight=False, markup=False, soft_wrap=True)
     processes.wait_for_everyone()
     if trainable is not None:
         for name, parameter in model.named_parameters():
@@ -160,24 +163,30 @@ def fit(
             collate or torch.utils.data.default_collate, unmasked_length(model), settings.jumps, settings.seed
         ),
     )
-    # accelerate, too, cuts float32 operands of compiled runs to 10 bits, and asks nobody
+    # accelerate, too, cuts float32 operands of compiled runs to 10 bits unless this is set after it
     torch.backends.cuda.matmul.allow_tf32 = False
     trainer.remove_callback(PrinterCallback)
     meter = Meter(**checkpoints.read_progress(checkpoint)) if checkpoint else Meter()
     log_path = run_dir / LOG if processes.is_main_process else None
     log = StepLog(log_path, trainer.accelerator.reduce, processes.num_processes, meter.tokens)
-    keeper = Bookkeeper(log, settings, run_dir, meter, evaluate, console)
     autocast = torch.bfloat16 if uses_bf16(settings) and not arguments.bf16 else None
-    trainer.watch(log, learning_rate_share(settings, steps, keeper.share_of_time), autocast)
-    trainer.add_callback(keeper)
-    model.train()
-    try:
-        with without_bars(), asked_once(model):
-            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    finally:
-        keeper.close()
-        if use_cache is not None:
-            model.config.use_cache = use_cache
+    first = checkpoints.step_of(checkpoint) if checkpoint else 0
+    if settings.minutes is None:
+        shown = progress.phase("training", steps, done=first, unit="step", main=True)
+    else:
+        shown = progress.phase("training", 60 * settings.minutes, done=meter.seconds, main=True)
+    with shown as phase:
+        keeper = Bookkeeper(log, settings, run_dir, meter, evaluate, phase)
+        trainer.watch(log, learning_rate_share(settings, steps, keeper.share_of_time), autocast)
+        trainer.add_callback(keeper)
+        model.train()
+        try:
+            with without_bars(), asked_once(model):
+                trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        finally:
+            keeper.close()
+            if use_cache is not None:
+                model.config.use_cache = use_cache
     model.eval()
     if log.bad_step is None:
         save_model(trainer, run_dir)
@@ -195,10 +204,10 @@ def fit(
 
 
 def count_steps(settings: TrainSettings, examples: Dataset[Any]) -> int:
-    """The budget in steps; more than can be done where it is in minutes."""
+    """The budget in steps; for one in minutes, more steps than can be done."""
     size = len(examples)  # type: ignore[arg-type]
     if size < 1:
-        raise ValueError("There is nothing to train on: the data set is empty.")
+        raise ValueError("The data set is empty; give data to train on.")
     if settings.steps is not None:
         return settings.steps
     if settings.minutes is not None:
@@ -222,34 +231,34 @@ def uses_compiler(settings: TrainSettings) -> bool:
 
 
 def check_processes(settings: TrainSettings, count: int) -> None:
-    """Refuse settings that so many processes cannot share."""
-    share = settings.accumulation * count
+    """Refuse settings that do not divide among so many processes."""
+    share = settings.gradient_accumulation_steps * count
     if settings.batch_size % share:
         raise ValueError(
             f"train: batch_size {settings.batch_size} cannot be split over {count} processes and "
-            f"{settings.accumulation} micro-batches; make it a multiple of {share}."
+            f"{settings.gradient_accumulation_steps} micro-batches; make it a multiple of {share}."
         )
     if settings.minutes is not None and count > 1:
-        raise ValueError("train: a budget in minutes needs a single process, whose clock it follows; give steps.")
+        raise ValueError("train: a budget in minutes works with one process only; give steps.")
 
 
 def training_arguments(settings: TrainSettings, run_dir: Path, steps: int) -> TrainingArguments:
-    """The settings in Trainer's words. Logging, evaluating and keeping checkpoints is left to `Bookkeeper`."""
+    """The settings as Trainer takes them. Logging, evaluation and checkpoints are the work of `Bookkeeper`."""
     use_cpu = not torch.accelerator.is_available()
     if use_cpu:
-        # accelerate numbers the CPUs of several processes, and torch can load no checkpoint to "cpu:0"
+        # accelerate numbers the CPUs of several processes, and torch cannot load a checkpoint to "cpu:0"
         os.environ.setdefault("ACCELERATE_TORCH_DEVICE", "cpu")
     processes = PartialState(cpu=use_cpu)
     check_processes(settings, processes.num_processes)
-    share = settings.accumulation * processes.num_processes
+    share = settings.gradient_accumulation_steps * processes.num_processes
     cuda = torch.cuda.is_available()
-    workers = settings.workers if settings.workers is not None else (4 if cuda else 0)
+    workers = settings.dataloader_num_workers
     arguments = TrainingArguments(
         output_dir=str(run_dir / checkpoints.SAVING),
         use_cpu=use_cpu,
         max_steps=steps,
         per_device_train_batch_size=settings.batch_size // share,
-        gradient_accumulation_steps=settings.accumulation,
+        gradient_accumulation_steps=settings.gradient_accumulation_steps,
         average_tokens_across_devices=True,
         optim="adamw_torch_fused" if cuda else "adamw_torch",
         learning_rate=settings.learning_rate,
@@ -257,22 +266,22 @@ def training_arguments(settings: TrainSettings, run_dir: Path, steps: int) -> Tr
         adam_beta1=settings.betas[0],
         adam_beta2=settings.betas[1],
         adam_epsilon=settings.epsilon,
-        max_grad_norm=settings.clip,
-        # of a sharded model accelerate must know the precision itself
+        max_grad_norm=settings.max_grad_norm,
+        # for a sharded model accelerate itself must know the precision
         bf16=uses_bf16(settings) and os.environ.get("ACCELERATE_USE_FSDP", "false") == "true",
         torch_compile=uses_compiler(settings),
-        # left to itself, Trainer cuts float32 operands of compiled runs to 10 bits, and those of plain ones not
+        # by default Trainer cuts float32 operands to 10 bits in compiled runs, and not in others
         tf32=False,
         gradient_checkpointing=settings.gradient_checkpointing,
         gradient_checkpointing_kwargs={"use_reentrant": False} if settings.gradient_checkpointing else None,
         seed=settings.seed,
         train_sampling_strategy="sequential",
-        dataloader_num_workers=workers,
+        dataloader_num_workers=workers if workers is not None else (4 if cuda else 0),
         dataloader_pin_memory=cuda,
         accelerator_config={"non_blocking": cuda},
         remove_unused_columns=False,
         save_strategy="steps",
-        save_steps=settings.save_every or max(50, steps // 10),
+        save_steps=settings.save_steps or max(50, steps // 10),
         logging_strategy="no",
         logging_nan_inf_filter=False,
         report_to="none",
@@ -281,18 +290,33 @@ def training_arguments(settings: TrainSettings, run_dir: Path, steps: int) -> Tr
         log_level_replica="error",
         ddp_find_unused_parameters=False,
     )
-    # one process, one device: Trainer would else spread a run over all it sees
+    # one process, one device: Trainer would otherwise spread a run over all devices
     arguments._n_gpu = min(arguments.n_gpu, 1)
     return arguments
 
 
-def prepare_directory(run_dir: Path, resume: bool, checkpoint: Path | None) -> None:
-    """Clear away what an interruption left, and what a checkpoint to resume from does not know."""
+def prepare_directory(run_dir: Path, resume: bool, checkpoint: Path | None) -> list[str]:
+    """Remove what an interruption left half-done and what came after the checkpoint.
+
+    Returns what to tell the user of a resumed run: where it starts, and what was found damaged.
+    """
     if not resume and ((run_dir / LOG).exists() or (run_dir / checkpoints.CHECKPOINTS).exists()):
         raise ValueError(f"{run_dir} holds a run already; resume it, or choose another directory.")
     run_dir.mkdir(parents=True, exist_ok=True)
+    remove_partial(run_dir)
     shutil.rmtree(run_dir / checkpoints.SAVING, ignore_errors=True)
-    truncate_log(run_dir / LOG, checkpoints.step_of(checkpoint) if checkpoint else 0)
+    step = checkpoints.step_of(checkpoint) if checkpoint else 0
+    notes = []
+    if damaged := checkpoints.damaged(run_dir):
+        names = ", ".join(path.name for path in damaged)
+        notes.append(f"Skipped damaged checkpoints in {run_dir}: {names}.")
+    if checkpoint is not None:
+        notes.append(f"Continuing from step {step:,}.")
+    elif (run_dir / LOG).exists():
+        notes.append("There is no complete checkpoint yet; starting from the first step.")
+    if hole := truncate_log(run_dir / LOG, step):
+        notes.append(hole)
+    return notes
 
 
 def save_model(trainer: EquitapeTrainer, run_dir: Path) -> None:
@@ -304,15 +328,15 @@ def save_model(trainer: EquitapeTrainer, run_dir: Path) -> None:
     processes.wait_for_everyone()
     if processes.is_main_process:
         shutil.rmtree(run_dir / MODEL, ignore_errors=True)
-        os.replace(aside, run_dir / MODEL)
+        publish_folder(aside, run_dir / MODEL)
     processes.wait_for_everyone()
 
 
 def describe_bad_step(step: int, checkpoint: Path | None) -> str:
-    """One sentence about a loss that is none."""
+    """One sentence about a NaN or infinite loss."""
     kept = (
         f"the checkpoint of step {checkpoints.step_of(checkpoint)} is kept"
         if checkpoint
-        else "no checkpoint was saved yet"
+        else "there is no checkpoint yet"
     )
-    return f"The loss or its gradient was not a number at step {step}; {kept}."
+    return f"The loss or its gradient was NaN or infinite at step {step}; {kept}."

@@ -1,6 +1,6 @@
-"""log.jsonl: one line a step, the same bytes whether a run was interrupted or not.
+"""log.jsonl: one line per step, the same bytes whether a run was interrupted or not.
 
-Losses stay on the device until somebody reads them: a read every step would make the device wait for Python.
+Losses stay on the device until they are read: a read at every step would make the device wait for Python.
 """
 
 import json
@@ -12,23 +12,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .files import plain, write_text
+from ..runs.files import plain, write_text
 
 LOG = "log.jsonl"
 
 
 class StepLog:
-    """Gathers what every step gives, and writes it when asked. Only one process of a run has a file."""
+    """Collects the figures of every step, and writes them on `flush`. Only one process of a run has a file."""
 
     def __init__(self, path: Path | None, reduce: Callable[[Tensor], Tensor], num_processes: int, tokens: int = 0):
-        """reduce: sums a tensor over processes. tokens: seen before the first step gathered here."""
+        """reduce: sums a tensor over processes. tokens: seen before the first step collected here."""
         self.path = path
         self.reduce = reduce
         self.num_processes = num_processes
         self.tokens = tokens
         self.loss: float | None = None
         self.bad_step: int | None = None
-        """The first step whose loss or gradient was not a number."""
+        """The first step with a NaN or infinite loss or gradient."""
         self._micro_batches: list[tuple[Tensor, Tensor | int]] = []
         self._steps: list[tuple[int, float, Tensor, Tensor, Tensor | int]] = []
         self._norm: Tensor | None = None
@@ -43,21 +43,21 @@ class StepLog:
         self._norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
 
     def end_step(self, step: int, learning_rate: float) -> None:
-        """All micro-batches of a step are in."""
+        """Close a step, after all of its micro-batches."""
         assert self._norm is not None
         losses, tokens = zip(*self._micro_batches, strict=True)
         self._steps.append((step, learning_rate, sum(losses[1:], losses[0]), self._norm, sum(tokens[1:], tokens[0])))
         self._micro_batches.clear()
 
     def flush(self) -> list[dict[str, Any]]:
-        """Read what was gathered, write it and return it, up to the first step that is not a number."""
+        """Read the steps from the device, write them and return them, up to the first NaN or infinite one."""
         if not self._steps:
             return []
         steps, rates, losses, norms, tokens = zip(*self._steps, strict=True)
         self._steps.clear()
-        # other processes are reached on the device; not every device has float64
+        # processes exchange tensors on the device; not every device has float64
         device = losses[0].device if self.num_processes > 1 else torch.device("cpu")
-        # which keeps the bits of a float32 loss, and token counts exact
+        # float64 keeps the bits of a float32 loss, and token counts exact
         table = torch.stack(
             [
                 torch.stack(losses).to(device).double() / self.num_processes,
@@ -80,7 +80,7 @@ class StepLog:
         return lines
 
     def add_evaluation(self, step: int, metrics: dict[str, float]) -> None:
-        """What an evaluation while training found; the steps before it must be flushed."""
+        """Write the figures of an evaluation while training; the steps before it must be flushed."""
         self._write([{"step": step, "evaluation": plain(metrics)}])
 
     def _write(self, lines: list[dict[str, Any]]) -> None:
@@ -90,26 +90,31 @@ class StepLog:
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """All whole lines of a log; a line that a kill cut short ends it."""
+    """All readable lines of a log; damaged lines, and one that a kill cut short, are skipped."""
     lines = []
     if path.exists():
-        for line in path.read_text().splitlines(keepends=True):
+        for line in path.read_text(errors="replace").splitlines(keepends=True):
             try:
-                assert line.endswith("\n")
-                lines.append(json.loads(line))
-            except (AssertionError, ValueError):
-                break
+                content = json.loads(line) if line.endswith("\n") else None
+            except ValueError:
+                continue
+            if isinstance(content, dict) and isinstance(content.get("step"), int):
+                lines.append(content)
     return lines
 
 
-def truncate_log(path: Path, step: int) -> None:
-    """Forget everything after a step, and a line cut short."""
+def truncate_log(path: Path, step: int) -> str:
+    """Drop everything after a step, and damaged lines. Returns a sentence about missing steps, or an empty text."""
     kept = [line for line in read_log(path) if line["step"] <= step]
     write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
+    missing = sorted(set(range(1, step + 1)) - {line["step"] for line in kept if "loss" in line})
+    if not missing:
+        return ""
+    return f"{path} is damaged: {len(missing)} of the first {step} steps are missing, from step {missing[0]} on."
 
 
 def thin(points: list[tuple[int, float]], most: int = 400) -> list[list[float]]:
-    """At most about `most` points of a curve, each the mean of the steps up to it."""
+    """A curve of at most about `most` points, each the mean of the steps up to it."""
     width = max(1, -(-len(points) // most))
     groups = [points[start : start + width] for start in range(0, len(points), width)]
     return [[group[-1][0], sum(value for _, value in group) / len(group)] for group in groups]

@@ -1,19 +1,21 @@
-"""Runs side by side: small models leave most of a GPU, and of a CPU's cores, idle, so several processes share them."""
+"""Runs side by side: small models leave most of a GPU or of a CPU's cores idle, so several processes share them."""
 
 import json
 import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack
 from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from ..runs.progress import Phase, Progress
+from ..runs.results import RunResult
 
 Key = tuple[str, int]
 """Label and seed of a run."""
@@ -21,55 +23,64 @@ TAIL_BYTES = 4096
 
 
 def side_by_side(
-    make: Callable[..., dict[str, Any]],
+    make: Callable[..., RunResult],
     arguments: dict[Key, tuple[Any, ...]],
     jobs: int,
     logs: dict[Key, Path],
     steps: int | None,
-    console: Console,
-) -> Iterator[tuple[Key, dict[str, Any] | None]]:
-    """Call `make` with the arguments of every run, in `jobs` processes; results as they come, None of a dead process.
+    progress: Progress,
+) -> Iterator[tuple[Key, RunResult | None]]:
+    """Call `make` with the arguments of every run, in `jobs` processes. Yields results as they come, None for a process
+    that died.
 
-    logs: where each run writes its steps, which a terminal shows.
+    logs: where each run writes its steps, which are shown.
     """
     jobs = min(jobs, len(arguments))
     pool = ProcessPoolExecutor(
         jobs, mp_context=get_context("spawn"), initializer=begin_worker, initargs=(torch.get_num_threads(), jobs)
     )
-    columns = (
-        TextColumn("{task.description:>20}"),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    with pool, Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bars:
-        futures = {pool.submit(make, *given): key for key, given in arguments.items()}
-        shown = {key: bars.add_task(f"{escape(key[0])} {key[1]}", total=steps, visible=False) for key in arguments}
-        running = set(futures)
-        while running:
-            done, running = wait(running, timeout=1.0, return_when=FIRST_COMPLETED)
-            for future in running:
-                if step := last_step(logs[futures[future]]):
-                    bars.update(shown[futures[future]], completed=step, visible=True)
-            for future in done:
-                bars.update(shown[futures[future]], visible=False)
-                try:
-                    yield futures[future], future.result()
-                except BrokenProcessPool:
-                    yield futures[future], None
+    with pool, ExitStack() as shown:
+        try:
+            futures = {pool.submit(make, *given): key for key, given in arguments.items()}
+            phases: dict[Key, tuple[ExitStack, Phase]] = {}
+            running = set(futures)
+            while running:
+                done, running = wait(running, timeout=1.0, return_when=FIRST_COMPLETED)
+                for key in (futures[future] for future in running):
+                    if step := last_step(logs[key]):
+                        if key not in phases:
+                            stack = shown.enter_context(ExitStack())
+                            name = f"training {key[0]}, seed {key[1]}"
+                            phase = progress.phase(name, steps, done=step, unit="step", main=True)
+                            phases[key] = stack, stack.enter_context(phase)
+                        phases[key][1].update(step)
+                for future in done:
+                    key = futures[future]
+                    if key in phases:
+                        phases[key][0].close()
+                    try:
+                        yield key, future.result()
+                    except BrokenProcessPool:
+                        yield key, None
+        except BaseException:
+            # the pool would wait for its runs to end; they continue from their checkpoints the next time
+            for process in list((pool._processes or {}).values()):
+                process.kill()
+            raise
 
 
 def begin_worker(threads: int, jobs: int) -> None:
-    """Take a share of the threads, since more would only wait for each other, and end with the process that asked.
+    """Take a share of the threads, leave Ctrl-C to the parent process, and end with it, however it is killed.
 
-    However that one is killed: a run that went on alone would be in the way of the one that continues it.
+    A run that went on alone would hold the lock of its folder.
     """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(max(1, threads // jobs))
     threading.Thread(target=end_with_parent, daemon=True).start()
 
 
 def end_with_parent() -> None:
-    """Wait for the parent process to end, then end this one as a kill would."""
+    """Wait for the parent process to end, then end this process at once."""
     parent = parent_process()
     assert parent is not None
     parent.join()
@@ -77,7 +88,7 @@ def end_with_parent() -> None:
 
 
 def last_step(log: Path) -> int:
-    """The last step that a log has a whole line of; 0 for none."""
+    """The last step with a complete line in a log; 0 where there is none."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))

@@ -1,4 +1,4 @@
-"""What a recipe comes to: its task, the models it builds, and everything that can be refused before any work."""
+"""A checked recipe: its task, the models it builds, and everything that can be refused before any work."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -17,31 +17,31 @@ from .start import start_config
 
 @dataclass(frozen=True)
 class Plan:
-    """A recipe that can be run."""
+    """A recipe that was checked and can be run."""
 
     recipe: Recipe
-    """With every option of its task and encodings."""
+    """With every option of its task and encodings spelled out."""
     task: Task
     configs: dict[str, EquitapeConfig]
     """By label."""
     data: str
-    """A sentence about the training data, where there is something to tell."""
+    """A sentence about the training data, or an empty text."""
 
     @property
     def runs(self) -> list[tuple[EncodingChoice, int]]:
-        """Every encoding with every one of its seeds, in the order of the recipe."""
+        """Every encoding with each of its seeds, in the order of the recipe."""
         return [(choice, seed) for choice in self.recipe.choices for seed in choice.seeds]
 
 
 def make_plan(recipe: Recipe) -> Plan:
-    """Build the task and check every encoding against it and the model; what is wrong is told in one sentence."""
+    """Build the task, and check every encoding against it and the model. Errors are one sentence each."""
     if all(getattr(recipe.train, name) is None for name in ("steps", "tokens", "minutes")):
         raise ValueError("train has no budget; give one of steps, tokens and minutes.")
     options = {key: value for key, value in recipe.task.items() if key != "name"}
     try:
         task = build_task(recipe.task["name"], options)
         examples: Any = task.training_set(recipe.choices[0].seeds[0])
-        # data that cannot be trained on show here, before anything is written
+        # unusable data fails here, before anything is written
         examples[0]
     except OSError as error:
         raise ValueError(f"The data of task {recipe.task['name']!r} cannot be read: {error}.") from None
@@ -80,7 +80,7 @@ def build_config(recipe: Recipe, task: Task, choice: EncodingChoice) -> Equitape
 
 
 def check_tokens(task: Task, config: EquitapeConfig, start: str) -> None:
-    """Refuse a checkpoint that was trained on other tokens than the task makes."""
+    """Refuse a checkpoint with another vocabulary than the task."""
     tokenizer = getattr(task, "tokenizer", None)
     if tokenizer is not None:
         check_vocabulary(tokenizer, config.vocab_size)
@@ -92,13 +92,13 @@ def check_tokens(task: Task, config: EquitapeConfig, start: str) -> None:
 
 
 def count_parameters(config: EquitapeConfig) -> int:
-    """Weights of a model that is not built."""
+    """Number of weights of a model, without building it."""
     with torch.device("meta"):
         return sum(parameter.numel() for parameter in EquitapeForCausalLM(config).parameters())
 
 
 def describe_plan(plan: Plan) -> dict[str, Any]:
-    """What running the recipe would do, in plain data."""
+    """What running the recipe would do, as plain data."""
     recipe, task = plan.recipe, plan.task
     examples: Any = task.training_set(recipe.choices[0].seeds[0])
     steps = count_steps(recipe.train, examples)
@@ -114,8 +114,8 @@ def describe_plan(plan: Plan) -> dict[str, Any]:
         "data": plan.data,
         "evaluation": f"{recipe.evaluation.share:.0%} of the task's after training"
         + (
-            f", {recipe.evaluation.share_while_training:.0%} every {recipe.train.eval_every:,} steps"
-            if recipe.train.eval_every
+            f", {recipe.evaluation.share_while_training:.0%} every {recipe.train.eval_steps:,} steps"
+            if recipe.train.eval_steps
             else ""
         ),
         "encodings": {

@@ -1,6 +1,5 @@
 """Recipes: a YAML file that says everything about a comparison, read into dataclasses; unknown keys are refused."""
 
-import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -8,10 +7,11 @@ from typing import Annotated, Any
 import yaml
 
 from ..registry import describe_choices
-from ..settings import Ge, Gt, Le, Lt, Settings
+from ..runs.files import plain
+from ..runs.names import file_name
+from ..settings import Ge, Gt, Le, Lt, Settings, note_alias
 from ..values import parse_yaml, set_value
-from .files import plain
-from .settings import Jumps, Seed, TrainSettings
+from .settings import Jumps, Seed, TrainSettings, current_names
 from .small import reduce
 
 SHIPPED = Path(__file__).parent.parent / "recipes"
@@ -60,7 +60,7 @@ class EvaluationSettings(Settings):
     share: Annotated[float, Gt(0), Le(1)] = 1.0
     """Share of the task's full evaluation that is done after training."""
     share_while_training: Annotated[float, Gt(0), Le(1)] = 0.05
-    """Share that is done every `train.eval_every` steps."""
+    """Share that is done every `train.eval_steps` steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +110,7 @@ class Recipe(Settings):
         check_seeds(self.seeds, "seeds")
         if self.train.seed:
             raise ValueError(f"train.seed plays no part in a recipe; give seeds, as seeds=[{self.train.seed}].")
-        names = [slug(choice.label) for choice in self.choices]
+        names = [file_name(choice.label) for choice in self.choices]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(f"More than one encoding is called {twice[0]!r}; give each a label of its own.")
@@ -153,11 +153,6 @@ class Recipe(Settings):
         return choices[label]
 
 
-def slug(label: str) -> str:
-    """A label as part of a file's name."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", label)
-
-
 def check_seeds(seeds: Any, where: str) -> tuple[int, ...]:
     """At least one, each once."""
     if (
@@ -193,19 +188,48 @@ def load_recipe(source: str | Path, overrides: list[str] | tuple[str, ...] = (),
     if not isinstance(content, dict):
         raise ValueError(f"{where} must be a dictionary of settings; it is {type(content).__name__}.")
     content.setdefault("name", path.stem)
+    if isinstance(content.get("train"), dict):
+        content["train"] = with_notes(content["train"], where)
     if small:
         content = reduce(content) | {"name": f"{content['name']}-small"}
     if any(override.startswith(BUDGETS) for override in overrides) and isinstance(content.get("train"), dict):
         # a budget takes the place of the recipe's own
         content["train"] = {key: value for key, value in content["train"].items() if f"train.{key}=" not in BUDGETS}
     for override in overrides:
-        set_value(content, override)
+        set_value(content, under_current_name(override))
     return parse_recipe(content, where)
 
 
 def parse_recipe(content: dict[str, Any], where: str = "The recipe") -> Recipe:
     """A recipe from plain data."""
     return Recipe.parse(content, where)
+
+
+def with_notes(train: dict[str, Any], where: str) -> dict[str, Any]:
+    """Training settings under the current names; one note per old name."""
+    for old in train.keys() & TrainSettings.aliases.keys():
+        note_alias(where, f"train.{old}", f"train.{TrainSettings.aliases[old]}")
+    if len(current_names(train)) < len(train):
+        # refused with the name that is given twice
+        TrainSettings.parse(train, where)
+    return current_names(train)
+
+
+def under_current_name(override: str) -> str:
+    """An override such as "train.clip=1" with the name that its setting has now."""
+    path, equals, value = override.partition("=")
+    part, _, old = path.partition(".")
+    if part != "train" or old not in TrainSettings.aliases:
+        return override
+    note_alias("Override", path, f"train.{TrainSettings.aliases[old]}")
+    return f"train.{TrainSettings.aliases[old]}{equals}{value}"
+
+
+def read_recipe(content: dict[str, Any], where: str) -> Recipe:
+    """A recipe from the plain data of a run folder, which an earlier version may have written."""
+    if isinstance(content.get("train"), dict):
+        content = {**content, "train": current_names(content["train"])}
+    return parse_recipe(content, where)
 
 
 def find_recipe(source: str | Path) -> Path:

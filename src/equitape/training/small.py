@@ -33,9 +33,9 @@ TASKS: dict[str, dict[str, Any]] = {
 }
 """What replaces a task's options; the others stay as the recipe has them."""
 MODEL = {"hidden_size": 48, "intermediate_size": 96, "num_attention_heads": 6, "num_hidden_layers": 6}
-TRAIN = {"steps": 10, "batch_size": 8, "learning_rate": 1e-3, "compile": False, "log_every": 5}
+TRAIN = {"steps": 10, "batch_size": 8, "learning_rate": 1e-3, "compile": False, "logging_steps": 5}
 NOTE = "Reduced by --small to a tiny model and a few steps, so its scores mean nothing."
-DROPPED = ("tokens", "minutes", "accumulation", "gradient_accumulation_steps", "eval_every", "save_every")
+DROPPED = ("tokens", "minutes", "gradient_accumulation_steps", "eval_steps", "save_steps")
 """Training settings of the full size that make no sense at the reduced one."""
 
 

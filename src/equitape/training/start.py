@@ -1,4 +1,4 @@
-"""Training that goes on from a checkpoint instead of new weights."""
+"""Training that starts from a checkpoint instead of new weights."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from ..runs.folders import model_folder
 
 
 def start_config(start: str, trained: int, tested: int) -> EquitapeConfig:
-    """The configuration of a checkpoint, in our words, to be trained on rows of one length and tested on another."""
+    """The configuration of a checkpoint as an `EquitapeConfig`, for the lengths it will be trained and tested at."""
     from transformers import AutoConfig
 
     folder = model_folder(start)
@@ -27,7 +27,7 @@ def start_config(start: str, trained: int, tested: int) -> EquitapeConfig:
 
 
 def start_model(start: str, config: EquitapeConfig) -> EquitapeForCausalLM:
-    """The checkpoint itself in float32, all of it to be trained."""
+    """The checkpoint in float32, with every weight trained."""
     model: Any = load_model(start, "float32")
     model.config.max_position_embeddings = config.max_position_embeddings
     model.config.trained_length = config.trained_length

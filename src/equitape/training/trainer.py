@@ -1,4 +1,4 @@
-"""transformers' Trainer, told to read nothing from the device that nobody asked for."""
+"""transformers' Trainer, without reads from the device that nothing needs."""
 
 import contextlib
 import math
@@ -15,7 +15,7 @@ from .log import StepLog
 from .settings import TrainSettings
 
 ROW_TOKENS = "row_tokens"
-"""The column of a batch that says how many tokens of each row are no padding; the model does not get it."""
+"""The column of a batch with the number of real tokens per row; the model does not get it."""
 PACKAGE_QUESTION = "is_lomo_available"
 
 
@@ -24,17 +24,17 @@ def learning_rate_share(
 ) -> Callable[[int], float]:
     """The learning rate of a step as a share of the highest: warm-up, then the schedule.
 
-    share_of_time: how much of a budget in minutes is spent.
+    share_of_time: the share of a budget in minutes that is spent.
     """
 
     def share(step: int) -> float:
-        # the middle of the step: neither the first nor the last one is wasted on a rate of nothing
+        # the middle of the step: neither the first nor the last step has a learning rate of zero
         done = share_of_time() if settings.minutes is not None else (step + 0.5) / steps
-        if done < settings.warmup:
-            return done / settings.warmup
+        if done < settings.warmup_ratio:
+            return done / settings.warmup_ratio
         if settings.schedule == "constant":
             return 1.0
-        left = 1 - min(1.0, (done - settings.warmup) / max(1 - settings.warmup, 1e-12))
+        left = 1 - min(1.0, (done - settings.warmup_ratio) / max(1 - settings.warmup_ratio, 1e-12))
         fall = left if settings.schedule == "linear" else (1 - math.cos(math.pi * left)) / 2
         return settings.final_rate + (1 - settings.final_rate) * fall
 
@@ -43,10 +43,10 @@ def learning_rate_share(
 
 @contextlib.contextmanager
 def asked_once(model: nn.Module) -> Iterator[None]:
-    """What is asked at every step though its answer never changes is answered from memory inside.
+    """Cache answers that Trainer and accelerate ask for at every step, though they never change.
 
-    Trainer puts the model into training mode, which walks over all modules. accelerate looks twice for a package on the
-    disk.
+    Trainer puts the model into training mode, which walks over all modules; accelerate looks for a package on the disk
+    twice.
     """
     change = model.train
 
@@ -67,7 +67,7 @@ def asked_once(model: nn.Module) -> Iterator[None]:
 
 
 class EquitapeTrainer(Trainer):
-    """Trainer with a schedule of our own, losses left on the device, and autocast that does not copy the logits."""
+    """Trainer with its own schedule, losses that stay on the device, and autocast that does not copy the logits."""
 
     step_log: StepLog
     schedule: Callable[[int], float]
@@ -75,11 +75,11 @@ class EquitapeTrainer(Trainer):
     autocast_dtype: torch.dtype | None = None
 
     def watch(self, log: StepLog, schedule: Callable[[int], float], autocast_dtype: torch.dtype | None) -> None:
-        """Set what a Trainer's constructor has no place for. Autocast is left to accelerate when it is None."""
+        """Set what Trainer's constructor has no arguments for. autocast_dtype None: accelerate does autocast."""
         self.step_log = log
         self.schedule = schedule
         self.autocast_dtype = autocast_dtype
-        # accelerate's own walks over all parameters twice more, for shards and scaled gradients
+        # accelerate's version walks over all parameters twice more, for shards and scaled gradients
         clip = self.accelerator.clip_grad_norm_ if self.is_fsdp_enabled else nn.utils.clip_grad_norm_
 
         def recorded(parameters: Any, max_norm: float) -> Tensor:
@@ -97,7 +97,7 @@ class EquitapeTrainer(Trainer):
     def compute_loss_context_manager(self) -> contextlib.ExitStack:
         stack = super().compute_loss_context_manager()
         if self.autocast_dtype is not None:
-            # accelerate's own autocast also copies the logits, which nobody reads, to float32
+            # accelerate's autocast also copies the logits to float32, which nothing reads
             stack.enter_context(torch.autocast(self.args.device.type, self.autocast_dtype))
         return stack
 
@@ -109,5 +109,5 @@ class EquitapeTrainer(Trainer):
         return loss
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
-        # Trainer's own walks over all parameters at every step, for a number nobody reads
+        # Trainer's version walks over all parameters at every step, for a number that nothing reads
         return 0

@@ -1,4 +1,4 @@
-"""The most memory that training held: of the GPU, or of the process where there is none."""
+"""Peak memory: of the GPU, or of the process where there is no GPU."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -10,17 +10,17 @@ RESET_PEAK = "5"
 
 
 def reset_peak() -> None:
-    """Begin to count anew, where that is possible."""
+    """Start counting again, where the system allows it."""
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
         return
-    # not Linux, or not allowed: the peak is then that of the whole process
+    # elsewhere than on Linux, or without permission, the peak is that of the whole process
     with suppress(OSError):
         CLEAR.write_text(RESET_PEAK)
 
 
 def peak_mib() -> float | None:
-    """MiB held at most since then; None where nobody counts."""
+    """Peak MiB since then; None where the system does not count."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated() / 2**20
     try:

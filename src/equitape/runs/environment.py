@@ -1,0 +1,82 @@
+"""Where and with what results were made: versions, hardware, commit and time."""
+
+import platform
+import subprocess
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from ..version import __version__
+
+
+def describe_environment() -> dict[str, str | None]:
+    """Versions, hardware, commit and time, as run.json and report.json hold them."""
+    import torch
+
+    return {
+        "equitape": __version__,
+        "torch": torch.__version__,
+        **{name: package_version(name) for name in ("transformers", "accelerate")},
+        "python": platform.python_version(),
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        "processor": _processor(),
+        "commit": find_commit(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def describe_versions(*packages: str) -> dict[str, str]:
+    """Versions of equitape, Python and those of the packages that are installed."""
+    found = {package: package_version(package) for package in packages}
+    return {
+        "equitape": __version__,
+        "python": platform.python_version(),
+        **{package: number for package, number in found.items() if number is not None},
+    }
+
+
+def join_environments(environments: list[dict[str, Any]]) -> dict[str, str]:
+    """The environments of several runs as text: every value of a key once; of dates the first and the last."""
+    joined = {}
+    for key in {key: None for environment in environments for key in environment}:
+        values = [str(environment.get(key) or "unknown") for environment in environments]
+        if key == "date":
+            values = [min(values), max(values)]
+        joined[key] = ", ".join(dict.fromkeys(values))
+    return joined
+
+
+def package_version(package: str) -> str | None:
+    """The version of an installed package, or None."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def find_commit() -> str | None:
+    """The commit that this package is checked out at, followed by "+changes" when its files differ; None elsewhere."""
+    package = Path(__file__).parents[1]
+
+    def git(*arguments: str) -> str | None:
+        try:
+            found = subprocess.run(["git", *arguments], cwd=package, capture_output=True, text=True, timeout=30)
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return found.stdout.strip() if found.returncode == 0 else None
+
+    # a package installed inside another project's repository is not part of its commits
+    if git("ls-files", "--error-unmatch", "version.py") is None:
+        return None
+    commit = git("rev-parse", "HEAD")
+    return f"{commit}+changes" if git("status", "--porcelain", "--untracked-files=no") else commit
+
+
+def _processor() -> str:
+    listed = Path("/proc/cpuinfo")
+    if listed.exists():
+        for line in listed.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

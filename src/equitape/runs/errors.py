@@ -1,0 +1,29 @@
+"""Errors in one line, and whether one says that memory ran out."""
+
+import torch
+
+OUT_OF_MEMORY_PHRASES = ("CUDA out of memory", "CUDA error: out of memory", "can't allocate memory")
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, without a full stop; the name of its class where it has no message."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+
+
+def named_line(error: BaseException) -> str:
+    """The class of an error and the first line of its message."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else ''}".rstrip(": ")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error, or one that caused it, says that memory ran out."""
+    found: BaseException | None = error
+    while found is not None:
+        if isinstance(found, torch.OutOfMemoryError | MemoryError):
+            return True
+        # compilers wrap the error in their own class, and for a process that cannot even start torch has no class
+        if any(phrase in str(found) for phrase in OUT_OF_MEMORY_PHRASES):
+            return True
+        found = found.__cause__ or found.__context__
+    return False

@@ -1,0 +1,72 @@
+"""Whether a folder holds the run that is about to be made: the same settings, but for those that change no result."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .files import is_partial
+from .lock import LOCK
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A setting that has two values."""
+
+    name: str
+    """Dotted, such as train.steps."""
+    was: Any
+    now: Any
+
+    def __str__(self) -> str:
+        return f"{self.name} was {self.was}, now it is {self.now}"
+
+
+def find_differences(old: dict[str, Any], new: dict[str, Any], ignored: Iterable[str] = ()) -> list[Difference]:
+    """Settings of two levels, as plain data, that differ. A missing setting equals None.
+
+    ignored: dotted names of settings that change no result, or of whole parts.
+    """
+    skipped = set(ignored)
+    found = []
+    for part in {**old, **new}:
+        was, now = old.get(part), new.get(part)
+        if part in skipped or was == now:
+            continue
+        if isinstance(was, dict) and isinstance(now, dict):
+            pairs = [(f"{part}.{key}", was.get(key), now.get(key)) for key in {**was, **now}]
+            found += [Difference(*pair) for pair in pairs if pair[1] != pair[2] and pair[0] not in skipped]
+        else:
+            found.append(Difference(part, was, now))
+    return found
+
+
+def holds_nothing(directory: Path) -> bool:
+    """Whether a folder is absent or empty, but for a lock and what a killed process left half-written."""
+    return not directory.exists() or all(path.name == LOCK or is_partial(path) for path in directory.iterdir())
+
+
+def check_folder(
+    directory: Path, kind: str, marker: str, compare: Callable[[], list[Difference]], *, resume: bool
+) -> None:
+    """Refuse a folder that cannot take this run: a file, other things, another run, or this one without `resume`.
+
+    kind: what it should hold, such as "run". marker: the file that such a folder has. compare: the differences between
+    what it holds and what is about to be made.
+    """
+    if directory.exists() and not directory.is_dir():
+        raise ValueError(f"{directory} is a file; choose a directory.")
+    if holds_nothing(directory):
+        return
+    if not (directory / marker).exists():
+        raise ValueError(f"{directory} is not empty and holds no {kind} to continue; choose another directory.")
+    differences = compare()
+    if differences:
+        listed = "; ".join(map(str, differences))
+        raise ValueError(
+            f"{directory} holds another {kind} ({listed}). Use the same settings, or choose another directory."
+        )
+    if not resume:
+        raise ValueError(
+            f"{directory} holds this {kind} already; continue it with --resume, or choose another directory."
+        )

@@ -1,0 +1,98 @@
+"""One process per run folder: a second one is refused and learns who works there."""
+
+import json
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from .files import make_directory, read_json, write_text
+
+LOCK = ".lock"
+
+
+class LockedError(ValueError):
+    """Another process works in a folder."""
+
+
+@contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Keep other processes out of a folder, which is created if necessary.
+
+    A lock whose process has died on this machine is taken over.
+    """
+    make_directory(directory)
+    path = directory / LOCK
+    _acquire(path)
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            path.unlink()
+
+
+def _acquire(path: Path) -> None:
+    mine = path.with_name(f"{LOCK}.{socket.gethostname()}.{os.getpid()}.partial")
+    write_text(mine, json.dumps(_describe_process(os.getpid())))
+    try:
+        while True:
+            try:
+                # a link appears with its content, or fails because another process was first
+                os.link(mine, path)
+                return
+            except FileExistsError:
+                owner = read_json(path)
+                if isinstance(owner, dict) and _has_died(owner):
+                    _remove_stale(path, owner)
+                elif path.exists():
+                    raise LockedError(_refusal(path, owner)) from None
+    finally:
+        mine.unlink(missing_ok=True)
+
+
+def _remove_stale(path: Path, owner: dict[str, Any]) -> None:
+    """Remove the lock of a dead process, unless another process has replaced it meanwhile."""
+    stale = path.with_name(f"{LOCK}.stale.{os.getpid()}.partial")
+    with suppress(FileNotFoundError):
+        os.rename(path, stale)
+        if read_json(stale) != owner:
+            with suppress(FileExistsError):
+                os.link(stale, path)
+        stale.unlink()
+
+
+def _describe_process(pid: int) -> dict[str, Any]:
+    return {"pid": pid, "host": socket.gethostname(), "started": _start_time(pid)}
+
+
+def _has_died(owner: dict[str, Any]) -> bool:
+    if owner.get("host") != socket.gethostname() or not isinstance(owner.get("pid"), int):
+        return False
+    try:
+        os.kill(owner["pid"], 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    # another process may have the same number by now
+    return owner.get("started") != _start_time(owner["pid"])
+
+
+def _start_time(pid: int) -> str | None:
+    """When a process started, in the system's clock ticks; None where the system does not say."""
+    try:
+        # the second field, the name in brackets, may contain spaces
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return None
+
+
+def _refusal(path: Path, owner: Any) -> str:
+    if not isinstance(owner, dict):
+        return f"{path.parent} is locked by an unreadable {path}. If no process works there, delete it."
+    return (
+        f"Process {owner.get('pid')} on {owner.get('host')} is working in {path.parent}. Wait for it to end, or choose "
+        f"another directory. If it is not running any more, delete {path}."
+    )

@@ -1,0 +1,41 @@
+"""Whether a folder holds the run that is about to be made."""
+
+import pytest
+
+from equitape.runs.identity import check_folder, find_differences
+
+
+def test_differences_have_dotted_names():
+    old = {"name": "a", "train": {"steps": 3, "seed": 0}, "task": {"digits": [1, 2]}, "same": 1}
+    new = {"name": "b", "train": {"steps": 4, "rate": 0.1}, "task": {"digits": [1, 3]}, "same": 1, "more": None}
+    found = {str(each) for each in find_differences(old, new, ignored=("name", "train.rate"))}
+    assert found == {
+        "train.steps was 3, now it is 4",
+        "train.seed was 0, now it is None",
+        "task.digits was [1, 2], now it is [1, 3]",
+    }
+    assert find_differences(old, {**old, "new": None}) == []
+    assert [each.name for each in find_differences({"a": {"b": 1}}, {"a": 3})] == ["a"]
+
+
+def check(folder, old=None, resume=False):
+    check_folder(folder, "run", "run.json", lambda: find_differences(old or {}, {"a": 1}), resume=resume)
+
+
+def test_folders(tmp_path):
+    check(tmp_path / "absent")
+    check(tmp_path)
+    (tmp_path / "run.json.partial").write_text("")
+    (tmp_path / ".lock").write_text("")
+    check(tmp_path)
+    (tmp_path / "letter.txt").write_text("")
+    with pytest.raises(ValueError, match="is not empty and holds no run to continue"):
+        check(tmp_path, resume=True)
+    with pytest.raises(ValueError, match="is a file; choose a directory"):
+        check(tmp_path / "letter.txt")
+    (tmp_path / "run.json").write_text("")
+    with pytest.raises(ValueError, match=r"holds another run \(a was None, now it is 1\)"):
+        check(tmp_path, resume=True)
+    with pytest.raises(ValueError, match="holds this run already; continue it with --resume"):
+        check(tmp_path, {"a": 1})
+    check(tmp_path, {"a": 1}, resume=True)

@@ -1,0 +1,166 @@
+"""A kill before any file operation of `train` and `compare` loses nothing: the resumed run is bit for bit the same.
+
+Every operation that changes a file is counted in a forked process, which ends itself as `kill -9` does before the k-th.
+The suite tries a sample of k; EQUITAPE_EVERY_KILL=1 tries all of them.
+"""
+
+import json
+import multiprocessing
+import os
+import shutil
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from small_recipe import SMALL
+
+from equitape.runs.lock import locked
+from equitape.training import compare as comparison
+from equitape.training.compare import compare
+from equitape.training.plan import make_plan
+from equitape.training.recipe import parse_recipe
+from equitape.training.run import execute
+
+EVERY = os.environ.get("EQUITAPE_EVERY_KILL") == "1"
+SAMPLE = 12
+CHANGING = ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.truncate", "shutil.rmtree")
+"""Events of Python's audit hook; os.replace is os.rename and os.unlink os.remove there."""
+CLOCK = ("seconds", "tokens_per_second", "peak_mib", "evaluate_seconds", "date", "environment")
+
+
+class Kill:
+    """Counts operations that change files under a folder, and ends the process before one of them."""
+
+    def __init__(self, folder: Path, at: int | None):
+        self.folder, self.at, self.count = str(folder), at, 0
+
+    def __call__(self, event: str, arguments: tuple) -> None:
+        writes = event == "open" and isinstance(arguments[1], str | None) and self.is_writing(arguments)
+        if not (writes or event in CHANGING) or not str(arguments[0]).startswith(self.folder):
+            return
+        self.count += 1
+        if self.count == self.at:
+            os._exit(9)
+
+    @staticmethod
+    def is_writing(arguments: tuple) -> bool:
+        return bool(arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
+
+
+def plan():
+    train = {"steps": 3, "batch_size": 2, "save_steps": 1, "logging_steps": 1, "save_total_limit": 1}
+    return make_plan(
+        parse_recipe({**SMALL, "name": "small", "seeds": [0], "encodings": ["rope", "nope"], "train": train})
+    )
+
+
+def train(out: Path) -> None:
+    execute(plan(), "rope", 0, out, resume=True)
+
+
+def run_compare(out: Path) -> None:
+    comparison.write_report = lambda results, out: None
+    compare(plan(), out)
+
+
+COMMANDS = {"train": train, "compare": run_compare}
+
+
+def work(command: str, out: Path, at: int | None, counted: "multiprocessing.Queue | None") -> None:
+    torch.set_num_threads(1)
+    kill = Kill(out, at)
+    sys.addaudithook(kill)
+    COMMANDS[command](out)
+    if counted is not None:
+        counted.put(kill.count)
+        counted.close()
+        counted.join_thread()
+
+
+def in_process(command: str, out: Path, at: int | None = None, counted=None) -> int | None:
+    process = multiprocessing.get_context("fork").Process(target=work, args=(command, out, at, counted))
+    process.start()
+    process.join()
+    return process.exitcode
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """(folder, count of operations) of an uninterrupted run of a command."""
+
+    @cache
+    def make(command):
+        counted = multiprocessing.get_context("fork").Queue()
+        folder = tmp_path_factory.mktemp(command) / "out"
+        assert in_process(command, folder, counted=counted) == 0
+        return folder, counted.get(timeout=60)
+
+    return make
+
+
+def content(folder: Path) -> dict:
+    """Every file of a run, without clocks and what depends on them."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        name = str(path.relative_to(folder))
+        if path.is_dir() or "tensorboard" in name:
+            continue
+        found[name] = path.read_bytes()
+        if path.suffix == ".json" and "model" not in path.parts:
+            found[name] = without_clock(json.loads(found[name]))
+        elif path.name == "training_args.bin":
+            # holds the folder's name
+            found[name] = None
+    return found
+
+
+def without_clock(value):
+    if isinstance(value, dict):
+        return {key: without_clock(each) for key, each in value.items() if key not in CLOCK}
+    return [without_clock(each) for each in value] if isinstance(value, list) else value
+
+
+def points(count: int) -> list[int]:
+    if EVERY:
+        return list(range(1, count + 1))
+    return sorted({1 + index * (count - 1) // (SAMPLE - 1) for index in range(SAMPLE)})
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_killed_before_a_file_operation(command, whole, tmp_path):
+    folder, count = whole(command)
+    expected = content(folder)
+    assert count > 60
+    lost = []
+    for at in points(count):
+        out = tmp_path / "out"
+        assert in_process(command, out, at) == 9, f"operation {at} was not reached"
+        code = in_process(command, out)
+        found = content(out)
+        if code != 0 or found != expected:
+            differing = [name for name in {**found, **expected} if found.get(name) != expected.get(name)]
+            lost.append(f"killed before operation {at}: exit code {code}, differing: {differing}")
+        shutil.rmtree(out, ignore_errors=True)
+    assert lost == []
+
+
+def test_finished_training_is_never_done_again(whole, tmp_path):
+    """A kill after the last step: what is left is scored and written, and no step is trained twice."""
+    count = whole("train")[1]
+    for at in range(count - 14, count + 1):
+        out = tmp_path / str(at)
+        assert in_process("train", out, at) == 9
+        if (out / "run.json").exists():
+            continue
+        steps = [json.loads(line)["step"] for line in (out / "log.jsonl").read_text().splitlines()]
+        assert steps == [1, 2, 3]
+        assert (out / "checkpoints" / "checkpoint-3" / "manifest.json").exists()
+
+
+def test_a_second_process_in_the_same_folder_is_refused(tmp_path):
+    for run in (lambda: execute(plan(), "rope", 0, tmp_path / "run"), lambda: compare(plan(), tmp_path / "run")):
+        with locked(tmp_path / "run"), pytest.raises(ValueError, match=f"Process {os.getpid()} on .* is working in"):
+            run()
+        assert list((tmp_path / "run").iterdir()) == []
