@@ -24,10 +24,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from equitape.training.environment import describe_environment
 from torch.utils.data import DataLoader
 
 from equitape import EquitapeForCausalLM
+from equitape.runs.environment import describe_environment
 from equitape.training.fit import Collate, FirstExamples, fit, unmasked_length, uses_bf16
 from equitape.training.log import StepLog
 from equitape.training.plan import make_plan
@@ -102,7 +102,7 @@ def bare_loop(plan, label, settings, watch):
         FirstExamples(plan.task.training_set(0), settings.steps * settings.batch_size),
         batch_size=settings.batch_size,
         collate_fn=Collate(plan.task.collate, unmasked_length(model)),
-        num_workers=settings.workers if settings.workers is not None else (4 if cuda else 0),
+        num_workers=(4 if cuda else 0) if settings.dataloader_num_workers is None else settings.dataloader_num_workers,
         pin_memory=cuda,
     )
     losses = []
@@ -111,12 +111,12 @@ def bare_loop(plan, label, settings, watch):
         with torch.autocast(device.type, torch.bfloat16, enabled=uses_bf16(settings)):
             loss = model(**batch).loss
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), settings.max_grad_norm)
         optimizer.step()
         scheduler.step()
         optimizer.zero_grad()
         losses.append(loss.detach())
-        if step % settings.log_every == 0:
+        if step % settings.logging_steps == 0:
             torch.stack(losses).tolist()
             losses.clear()
             watch.mark()
@@ -157,8 +157,8 @@ def main():
         steps=options.log_every * (options.windows + 2),
         tokens=None,
         minutes=None,
-        log_every=options.log_every,
-        save_every=10**6,
+        logging_steps=options.log_every,
+        save_steps=10**6,
         compile=False,
     )
     loops, steps, outside = {"bare": bare_loop, "fit": fit_loop}, {}, {}

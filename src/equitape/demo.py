@@ -26,7 +26,7 @@ def run_demo(overrides: list[str], out_dir: Path, console: Console) -> Compariso
     console.print(escape(plan.recipe.description))
     # one thread each is faster than two for one so small
     results = compare(plan, out_dir, jobs=2, console=console)
-    write_report(results.to_dict(), out_dir)
+    write_report(results, out_dir)
     show_results(results, console)
     answer_sums(plan, out_dir, console)
     console.print(

@@ -224,19 +224,19 @@ def test_checkpoints_hold_only_what_trains(room, tmp_path):
 def test_resuming(room, tmp_path):
     report = run(room, tmp_path, steps=2)
     assert run(room, tmp_path, steps=2, resume=True) == report
-    with pytest.raises(ValueError, match="holds a run already; go on with it by --resume"):
+    with pytest.raises(ValueError, match="holds this run already; continue it with --resume"):
         run(room, tmp_path, steps=2)
     # finished or not
-    with pytest.raises(ValueError, match=r"was begun with another train: learning_rate was 0.01, now it is 0.02"):
+    with pytest.raises(ValueError, match=r"holds another run \(train.learning_rate was 0.01, now it is 0.02"):
         run(room, tmp_path, steps=2, resume=True, learning_rate=2e-2)
-    with pytest.raises(ValueError, match="was begun with another adapt: method was tape, now it is lora"):
+    with pytest.raises(ValueError, match=r"holds another run \(adapt.method was tape, now it is lora"):
         run(room, tmp_path, "lora", steps=2, resume=True)
 
 
 def test_a_loss_that_is_none(room, tmp_path):
     report = run(room, tmp_path, learning_rate=1e18, max_grad_norm=0.0, steps=8)
     assert report["status"] == "nan"
-    assert "not a number at step" in report["note"]
+    assert "was NaN or infinite at step" in report["note"]
     assert not (tmp_path / "adapter.json").exists()
     assert report["perplexity"][0]["perplexity_after"] is None
 

@@ -194,9 +194,9 @@ def test_what_is_refused(ours, base, tmp_path):
 def test_settings_that_changed_are_refused(ours, base, tmp_path):
     invoke(ours, *PASSKEY, "--out", tmp_path / "out")
     said = invoke(ours, *PASSKEY, "seed=5", "--out", tmp_path / "out", "--resume", code=2)
-    assert "started with other settings: options: seed was 0, now it is 5" in said
+    assert "holds another evaluation (options.seed was 0, now it is 5)" in said
     said = invoke(base, *PASSKEY, "--out", tmp_path / "out", "--resume", code=2)
-    assert "started with other settings: model" in said
+    assert "holds another evaluation (model" in said
 
 
 def test_all_tasks_are_prepared_before_the_first_runs(ours, tmp_path):

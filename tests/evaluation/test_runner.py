@@ -67,17 +67,17 @@ def test_a_run_with_other_settings_is_refused(tmp_path):
     folder = tmp_path / "out"
     evaluate(evaluated(Reader(KEY)), passkey(), folder)
     before = lines(folder)
-    with pytest.raises(ValueError, match="already holds an evaluation; continue it with --resume"):
+    with pytest.raises(ValueError, match="holds this evaluation already; continue it with --resume"):
         evaluate(evaluated(Reader(KEY)), passkey(), folder)
-    with pytest.raises(ValueError, match="started with other settings: options: samples was 3, now it is 5"):
+    with pytest.raises(ValueError, match=r"holds another evaluation \(options.samples was 3, now it is 5"):
         evaluate(evaluated(Reader(KEY)), passkey(samples=5), folder, resume=True)
-    with pytest.raises(ValueError, match="started with other settings: task: task was passkey, now it is needles"):
+    with pytest.raises(ValueError, match=r"holds another evaluation \(task was passkey, now it is needles"):
         evaluate(
             evaluated(Reader(KEY, context=3000)), build_evaluation("needles", {"short": 2000}), folder, resume=True
         )
     other = Reader(KEY)
     torch.nn.init.constant_(other.embedding.weight, 3.0)
-    with pytest.raises(ValueError, match="started with other settings: model: weights was"):
+    with pytest.raises(ValueError, match=r"holds another evaluation \(model.weights was"):
         evaluate(evaluated(other), passkey(), folder, resume=True)
     assert lines(folder) == before
     (tmp_path / "file").write_text("")
@@ -102,7 +102,7 @@ def test_text_that_changed_is_another_evaluation(tmp_path, monkeypatch):
     # the same text elsewhere is the same text
     evaluate(who, build_evaluation("perplexity", named), tmp_path / "out", resume=True)
     moved.write_text("hgfedcba" * 10)
-    with pytest.raises(ValueError, match="started with other settings: examples: data was"):
+    with pytest.raises(ValueError, match=r"holds another evaluation \(examples.data was"):
         evaluate(who, build_evaluation("perplexity", named), tmp_path / "out", resume=True)
 
 
@@ -115,7 +115,7 @@ def test_filler_that_changed_is_another_evaluation(name, own, tmp_path):
     again = evaluate(evaluated(Reader(KEY)), build_evaluation(name, options), tmp_path / "out", resume=True)
     assert again["metrics"] == first["metrics"]
     filler.write_text("The sun was bright. We walked on.\n" * 40)
-    with pytest.raises(ValueError, match="started with other settings: examples: filler was"):
+    with pytest.raises(ValueError, match=r"holds another evaluation \(examples.filler was"):
         evaluate(evaluated(Reader(KEY)), build_evaluation(name, options), tmp_path / "out", resume=True)
 
 
@@ -194,7 +194,7 @@ def test_two_models_side_by_side(tmp_path):
     with pytest.raises(ValueError, match="Two models are called 'end'"):
         report_folder(tmp_path / "end", {"end": tmp_path / "all"})
     evaluate(evaluated(Reader(KEY)), passkey(samples=1), tmp_path / "other")
-    with pytest.raises(ValueError, match="cannot stand beside this one; options: samples was 1, now it is 3"):
+    with pytest.raises(ValueError, match=r"cannot be compared with this one: options.samples was 1, now it is 3"):
         report_folder(tmp_path / "end", {"other": tmp_path / "other"})
     with pytest.raises(ValueError, match="There is no report to show beside"):
         report_folder(tmp_path / "end", {"x": tmp_path / "nothing"})

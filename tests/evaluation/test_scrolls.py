@@ -293,7 +293,7 @@ def test_data_may_move_but_not_change(files, tmp_path):
     again = run(moved)
     assert again["metrics"] == first["metrics"]
     write_lines(moved / "contract_nli.dev.jsonl", contract("valid", 4))
-    with pytest.raises(ValueError, match="started with other settings: examples: data was"):
+    with pytest.raises(ValueError, match=r"holds another evaluation \(examples.data was"):
         run(moved)
 
 

@@ -186,7 +186,7 @@ def test_a_failing_encoding_costs_only_itself(tmp_path, monkeypatch):
     results = compare(small, tmp_path)
     assert statuses(results) == ["done", "failed", "done"]
     assert results.runs[1].note == "RuntimeError: out of luck"
-    write_report(results.to_dict(), tmp_path)
+    write_report(results, tmp_path)
     assert "out of luck" in (tmp_path / "report.md").read_text()
     # tried again when it may work
     monkeypatch.undo()

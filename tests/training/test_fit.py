@@ -194,7 +194,7 @@ def bare_loop(steps: int, batch_size: int) -> list[float]:
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"][:, 1:].flatten())
         optimizer.zero_grad()
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), given.clip)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), given.max_grad_norm)
         optimizer.step()
         losses.append(loss.item())
     return losses
@@ -311,18 +311,20 @@ def test_schedules(schedule):
     ("wrong", "message"),
     [
         ({"steps": 5, "tokens": 9}, "steps and tokens are given"),
-        ({"steps": 0}, "steps is 0; it must be 1 or more"),
-        ({"compile": "always"}, "compile is 'always'; it must be true, false or 'auto'"),
-        ({"minutes": 0.0}, "more than 0"),
+        ({"steps": 0}, "steps is 0; it must be a whole number from 1 to"),
+        ({"compile": "always"}, "compile is 'always'; it must be true or false or 'auto'"),
+        ({"minutes": 0.0}, "a number above 0"),
         ({"batch_size": 6, "gradient_accumulation_steps": 4}, "not a multiple of gradient_accumulation_steps 4"),
         ({"schedule": "cosin"}, "Did you mean 'cosine'"),
-        ({"precision": "fp16"}, "there is no precision 'fp16'"),
-        ({"warmup_ratio": 2.0}, "it is a share, from 0 to 1"),
-        ({"betas": (0.9, 1.0)}, "two numbers from 0 to below 1"),
+        ({"precision": "fp16"}, "precision is 'fp16'; it must be one of 'auto', 'bf16', 'fp32'"),
+        ({"warmup_ratio": 2.0}, "it must be a number from 0 to 1"),
+        ({"betas": (0.9, 1.0)}, "a list of 2, each a number from 0 to below 1"),
         ({"learning_rate": -1.0}, "must be a number of 0 or more"),
-        ({"learning_rate": float("nan")}, "must be a number of 0 or more"),
-        ({"dataloader_num_workers": -1}, "must be 0 or more"),
+        ({"learning_rate": float("nan")}, "must be a finite number of 0 or more"),
+        ({"dataloader_num_workers": -1}, "must be a whole number of 0 or more"),
         ({"save_steps": 0}, "save_steps is 0"),
+        ({"steps": 2**63}, "steps is 9223372036854775808; it must be a whole number from 1 to 1e"),
+        ({"seed": 2**32}, "seed is 4294967296; it must be a whole number from 0 to below 4294967296"),
     ],
 )
 def test_wrong_settings(wrong, message):

@@ -89,7 +89,7 @@ def test_results_tell_the_task_and_whose_the_claims_are(tmp_path):
     assert results["task"] == {
         "name": "addition",
         "idea": "add two numbers, digits reversed; longer operands than in training",
-        "headline": "exact_match_grid",
+        "headline": "exact_match_outside",
         "higher_is_better": True,
         "trained_length": 7,
         "tested_length": 10,

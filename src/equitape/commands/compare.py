@@ -57,7 +57,7 @@ def compare(
         raise typer.Exit(130) from None
     except LockedError as error:
         raise typer.BadParameter(str(error)) from None
-    write_report(results.to_dict(), out)
+    write_report(results, out)
     show_results(results, Console())
     typer.echo(f"The report is {out / 'report.html'}.")
     if not all(run.done for run in results.runs):
