@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from ..runs.errors import first_line
 from .text import ARCHIVES, COMPRESSED, JSON_LINES, find_files
 
 OFFICIAL = "tau/scrolls"
@@ -227,8 +228,3 @@ def make_official_item(dataset: str, key: str, text: str, answers: list[str]) ->
     if dataset == "contract_nli":
         choices = ("Entailment", "Contradiction", "Not mentioned")
     return Item(id=key, document=text.strip(), question=question, choices=choices, answers=tuple(answers))
-
-
-def first_line(error: BaseException) -> str:
-    """What an error says, in short."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".: ")

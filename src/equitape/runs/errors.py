@@ -7,7 +7,7 @@ OUT_OF_MEMORY_PHRASES = ("CUDA out of memory", "CUDA error: out of memory", "can
 
 def first_line(error: BaseException) -> str:
     """The first line of an error's message, without a full stop; the name of its class where it has no message."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".: ")
 
 
 def named_line(error: BaseException) -> str:

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from ..data.scrolls import first_line
+from ..runs.errors import first_line
 from ..runs.results import Bars, Metric
 from ..settings import Settings
 from .evaluated_model import EvaluatedModel
