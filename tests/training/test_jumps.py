@@ -60,13 +60,13 @@ def recipe(*encodings, **train):
             "task": {"name": "addition", "trained_digits": 2, "tested_digits": 3, "samples": 2},
             "model": {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2},
             "encodings": list(encodings),
-            "train": {"steps": 6, "batch_size": 4, "save_every": 2, **train},
+            "train": {"steps": 6, "batch_size": 4, "save_steps": 2, **train},
         }
     )
 
 
 def losses(plan, label, directory):
-    return [loss for _, loss in execute(plan, label, 0, directory, resume=directory.exists())["log"]]
+    return [loss for _, loss in execute(plan, label, 0, directory, resume=directory.exists()).log]
 
 
 def test_jumps_belong_to_an_encoding_or_to_all(tmp_path):

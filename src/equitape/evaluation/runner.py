@@ -113,6 +113,11 @@ def differences(out: Path, settings: dict[str, Any]) -> list[Difference]:
     return find_differences(read_settings(out), settings, UNIMPORTANT)
 
 
+def differences_between(one: dict[str, Any], other: dict[str, Any]) -> list[Difference]:
+    """Settings in which the reports of two evaluations differ, apart from the model."""
+    return find_differences(*({key: each.get(key) for key in COMPARED} for each in (one, other)), UNIMPORTANT)
+
+
 def read_settings(out: Path) -> dict[str, Any]:
     """The settings with which an evaluation was started."""
     try:
@@ -262,9 +267,7 @@ def read_other(folder: Path, mine: dict[str, Any]) -> dict[str, Any]:
         other = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise ValueError(f"There is no report to show beside in {str(folder)!r} ({error}).") from None
-    found = find_differences(
-        {key: other.get(key) for key in COMPARED}, {key: mine[key] for key in COMPARED}, UNIMPORTANT
-    )
+    found = differences_between(other, mine)
     if found:
         raise ValueError(f"The evaluation in {str(folder)!r} cannot be compared with this one: {found[0]}.")
     return other

@@ -9,12 +9,12 @@ from typing import Any
 
 import yaml
 
-from ..evaluation.runner import REPORT, find_difference
+from ..evaluation.runner import REPORT, differences_between
+from ..runs.environment import join_environments
 from ..runs.files import read_json, write_text
 from ..runs.results import DONE, Comparison, EvaluationReport, RunResult, TaskResult
 from ..tasks import TASKS
 from ..training.compare import RESULTS
-from ..training.environment import join_environments
 from ..training.recipe import parse_recipe, resolved
 from .comparison import RECIPE, recipe_text, write_comparison
 from .comparison_tables import headline_table, metric_table, paired_table
@@ -251,9 +251,9 @@ def write_merged_evaluation(sources: dict[str, EvaluationReport], out: Path) -> 
     """Pages, CSV and LaTeX of one evaluation of several models."""
     (first_name, first), *others = sources.items()
     for name, one in others:
-        difference = find_difference(first.to_dict(), one.to_dict(), ("task", "options", "examples"))
-        if difference is not None:
-            raise ValueError(f"{first_name!r} and {name!r} are different evaluations; {difference}.")
+        found = differences_between(first.to_dict(), one.to_dict())
+        if found:
+            raise ValueError(f"{first_name!r} and {name!r} are different evaluations: {found[0]}.")
     named = {name: replace(one, model={**one.model, "name": name}) for name, one in sources.items()}
     write_evaluation(named[first_name], {name: one for name, one in named.items() if name != first_name}, out)
     names = list(dict.fromkeys(name for one in named.values() for name in (*one.metrics, *one.short)))
