@@ -15,11 +15,11 @@ import statistics
 import time
 
 import torch
+from equitape.training.environment import describe_environment
 
 from equitape.evaluation import load_evaluated_model
 from equitape.tasks.decoding import write_tokens
 from equitape.tasks.static_decoding import PLAIN_STEPS, choose_writing, takes_steps
-from equitape.training.environment import describe_environment
 
 TOKENS = {"graph": (16, 80), "generate": (1, 33), "uncached": (1, 3)}
 """Of the shorter and the longer answer. That of a graph is long enough to be worth one."""

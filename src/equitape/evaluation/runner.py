@@ -115,7 +115,8 @@ def differences(out: Path, settings: dict[str, Any]) -> list[Difference]:
 
 def differences_between(one: dict[str, Any], other: dict[str, Any]) -> list[Difference]:
     """Settings in which the reports of two evaluations differ, apart from the model."""
-    return find_differences(*({key: each.get(key) for key in COMPARED} for each in (one, other)), UNIMPORTANT)
+    old, new = ({key: each.get(key) for key in COMPARED} for each in (one, other))
+    return find_differences(old, new, UNIMPORTANT)
 
 
 def read_settings(out: Path) -> dict[str, Any]:
