@@ -15,7 +15,7 @@ import statistics
 import time
 
 import torch
-from equitape.training.environment import describe_environment
+from equitape.runs.environment import describe_environment
 
 from equitape.evaluation import load_evaluated_model
 from equitape.tasks.decoding import write_tokens
