@@ -13,7 +13,6 @@ TASKS: dict[str, dict[str, Any]] = {
     "parity": {"trained_steps": 8, "tested_steps": 16, "samples": 32},
     "s5": {"trained_steps": 8, "tested_steps": 16, "samples": 32},
     "a5": {"trained_steps": 8, "tested_steps": 16, "samples": 32},
-    "retrieval": {"length": 64, "factors": [1, 2], "needles": 4, "queries": 2, "samples": 16},
     "text": {
         "train": "shipped:train",
         "valid": "shipped:valid",
