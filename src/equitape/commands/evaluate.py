@@ -22,41 +22,40 @@ def evaluate(
     ] = None,
     base: Annotated[str | None, typer.Option(help="The pretrained model under an adapter.")] = None,
     tokenizer: Annotated[
-        str | None, typer.Option(help="'bytes', or a folder; the model's own when left out.", show_default=False)
+        str | None, typer.Option(help="'bytes', or a folder. Default: the model's own.", show_default=False)
     ] = None,
     dtype: Annotated[str, typer.Option(help="auto (the file's), float32, bfloat16 or float16.")] = "auto",
     device: Annotated[
-        str | None, typer.Option(help="As cuda:1 or cpu; a GPU where there is one when left out.", show_default=False)
+        str | None,
+        typer.Option(help="For example cuda:1 or cpu. Default: a GPU where there is one.", show_default=False),
     ] = None,
-    name: Annotated[
-        str | None, typer.Option(help="What reports call the model; its folder's name when left out.")
-    ] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the model in reports. Default: its folder's name.")] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder of results and reports; runs/eval/MODEL/TASK when left out.")
+        Path | None, typer.Option(help="Folder of results and reports. Default: runs/eval/MODEL/TASK.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with what the folder holds.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the evaluation in that folder.")] = False,
     batch_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Tokens in a batch; what fits into memory when left out.")
+        int | None, typer.Option(min=1, help="Tokens per batch. Default: what fits into memory.")
     ] = None,
     no_score: Annotated[
-        bool, typer.Option("--no-score", help="Only write answers down; score them later with --rescore.")
+        bool, typer.Option("--no-score", help="Only generate answers; score them later with --rescore.")
     ] = False,
     rescore: Annotated[
-        bool, typer.Option("--rescore", help="Make the report of an evaluation again, without its model.")
+        bool, typer.Option("--rescore", help="Write the report of an evaluation again, without the model.")
     ] = False,
     beside: Annotated[
         list[str] | None,
-        typer.Option(help="NAME=FOLDER of the same evaluation of another model, shown beside; repeatable."),
+        typer.Option(help="NAME=FOLDER of the same evaluation of another model, shown in the same report. Repeatable."),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the reports as JSON for programs to read.")] = False,
 ) -> None:
-    """Tell what a model can do with long input, with quality at short lengths beside it.
+    """Evaluate long-context quality, and quality at short lengths for comparison.
 
     perplexity: sliding windows over long documents (data=PATH) by length. passkey: five digits hidden in filler, by
     length and depth. needles: six kinds in the manner of RULER. scrolls:NAME: qasper, contract_nli, narrative_qa,
     quality, qmsum, summ_screen_fd, gov_report. lm-eval:NAME: a task of lm-evaluation-harness.
 
-    Interrupted, the same command with --resume goes on. Options and protocols: docs/how-to/evaluation.md.
+    After an interruption, the same command with --resume continues. Options and protocols: docs/how-to/evaluation.md.
     """
     from ..evaluation.command import EvalCommand, run
 

@@ -8,32 +8,31 @@ from rich.console import Console
 
 
 def inspect(
-    model: Annotated[str, typer.Argument(help="Folder of a saved model, of a run or of an adapter.")],
+    model: Annotated[str, typer.Argument(help="Folder of a model, run or adapter.")],
     text: Annotated[
-        str | None, typer.Option(help="What it reads: a file, or, where no such file is there, the text itself.")
+        str | None, typer.Option(help="Text to read: a file, or the text itself where there is no such file.")
     ] = None,
     ids: Annotated[str | None, typer.Option(help="Token ids instead of text: a file, or numbers like '3 1 4'.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for page, figures and pictures.")] = Path("inspect"),
     tokenizer: Annotated[
-        str | None, typer.Option(help="'bytes', or a folder; the model's own when left out.", show_default=False)
+        str | None, typer.Option(help="'bytes', or a folder. Default: the model's own.", show_default=False)
     ] = None,
     base: Annotated[str | None, typer.Option(help="The pretrained model under an adapter.")] = None,
     max_tokens: Annotated[int, typer.Option(min=2, help="Read at most this many tokens of the text.")] = 512,
-    show: Annotated[
-        str | None, typer.Option(help="Look only at tokens FIRST:END of those read, to see each of them.")
-    ] = None,
-    cells: Annotated[
-        int, typer.Option(min=2, help="Most rows of a map; more tokens are pooled, and it is said.")
-    ] = 128,
+    show: Annotated[str | None, typer.Option(help="Show only tokens FIRST:END, each of them in full.")] = None,
+    cells: Annotated[int, typer.Option(min=2, help="Most rows of a map; more tokens are pooled, with a note.")] = 128,
     stability: Annotated[
-        bool, typer.Option("--stability/--no-stability", help="Also move the text about, as in the paper's Table 8.")
+        bool,
+        typer.Option(
+            "--stability/--no-stability", help="Also shift the text and measure stability, as in the paper's Table 8."
+        ),
     ] = True,
     also: Annotated[
-        list[str] | None, typer.Option(help="NAME=FOLDER of another model for the table of stability; repeatable.")
+        list[str] | None, typer.Option(help="NAME=FOLDER of another model for the table of stability. Repeatable.")
     ] = None,
     dtype: Annotated[str, typer.Option(help="float32, float64 or bfloat16.")] = "float32",
 ) -> None:
-    """Look inside a model while it reads a text: attention, positional states, distances, mixing.
+    """Show attention, positional states, distances and mixing while a model reads a text.
 
     Writes one HTML page with sliders for layer and head, which opens without a server, PNG files, and figures as JSON.
     """
