@@ -27,7 +27,7 @@ def evaluate(
     dtype: Annotated[str, typer.Option(help="auto (the file's), float32, bfloat16 or float16.")] = "auto",
     device: Annotated[
         str | None,
-        typer.Option(help="For example cuda:1 or cpu. Default: a GPU where there is one.", show_default=False),
+        typer.Option(help="For example cuda:1. Default: a GPU where there is one.", show_default=False),
     ] = None,
     name: Annotated[str | None, typer.Option(help="Name of the model in reports. Default: its folder's name.")] = None,
     out: Annotated[

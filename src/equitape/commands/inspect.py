@@ -23,9 +23,7 @@ def inspect(
     cells: Annotated[int, typer.Option(min=2, help="Most rows of a map; more tokens are pooled, with a note.")] = 128,
     stability: Annotated[
         bool,
-        typer.Option(
-            "--stability/--no-stability", help="Also shift the text and measure stability, as in the paper's Table 8."
-        ),
+        typer.Option("--stability/--no-stability", help="Also measure stability under shifts (Table 8)."),
     ] = True,
     also: Annotated[
         list[str] | None, typer.Option(help="NAME=FOLDER of another model for the table of stability. Repeatable.")
