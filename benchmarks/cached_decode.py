@@ -15,9 +15,9 @@ import statistics
 import time
 
 import torch
-from equitape.runs.environment import describe_environment
 
 from equitape.evaluation import load_evaluated_model
+from equitape.runs.environment import describe_environment
 from equitape.tasks.decoding import write_tokens
 from equitape.tasks.static_decoding import PLAIN_STEPS, choose_writing, takes_steps
 
