@@ -1,0 +1,113 @@
+"""`train` and `compare` at the command line: names of folders, interruptions, old names of settings, notes of a resume."""
+
+import sys
+
+import pytest
+from small_recipe import SMALL
+from typer.testing import CliRunner
+
+from equitape.cli import app
+from equitape.training import run as single
+from equitape.training.checkpoints import CHECKPOINTS
+from equitape.training.plan import make_plan
+from equitape.training.recipe import load_recipe, parse_recipe, to_yaml
+from equitape.training.run import differences, execute
+from equitape.training.settings import TrainSettings
+
+runner = CliRunner()
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A folder to work in, with the recipe small.yaml."""
+    folder = tmp_path / "a" / "b" / "c"
+    folder.mkdir(parents=True)
+    (folder / "small.yaml").write_text(to_yaml(parse_recipe({**SMALL, "name": "small", "encodings": ["rope"]})))
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def invoke(*words, code=0):
+    result = runner.invoke(app, [str(word) for word in words])
+    assert result.exit_code == code, result.output
+    return " ".join(result.output.replace("│", " ").split())
+
+
+@pytest.mark.parametrize("command", ["train", "compare"])
+@pytest.mark.parametrize("name", ["../../x", "..", ".", "/tmp/x", "日本", "x" * 300])
+def test_a_name_stays_inside_runs(command, name, here):
+    invoke(command, "small.yaml", f"name={name}", "train.steps=1")
+    assert {path.name for path in here.iterdir()} == {"small.yaml", "runs"}
+    assert len(list((here / "runs").iterdir())) == 1
+    assert {path.name for path in here.parent.iterdir()} == {"c"}
+
+
+def test_labels_in_other_scripts_and_long_ones(here):
+    labels = ["тейп", "роуп", "x" * 300, "x" * 301]
+    listed = ", ".join(f"{{kind: rope, label: {label}}}" for label in labels)
+    invoke("compare", "small.yaml", f"encodings=[{listed}]", "train.steps=1", "--out", "out")
+    assert len(list((here / "out" / "runs").glob("*/run.json"))) == 4
+
+
+@pytest.mark.parametrize(
+    "override", [f"seeds=[{2**32}]", f"train.steps={2**63}", f"encodings=[{{kind: rope, seeds: [{2**40}]}}]"]
+)
+def test_numbers_that_are_too_large_are_refused_before_any_work(override, here):
+    invoke("compare", "small.yaml", override, "--dry-run", code=2)
+    invoke("train", "small.yaml", "--seed", 2**32, code=2)
+    assert not (here / "runs").exists()
+
+
+@pytest.mark.parametrize(("command", "more"), [("train", " --resume"), ("compare", "")])
+def test_an_interrupt_ends_with_the_command_that_continues(command, more, here, monkeypatch):
+    words = [command, "small.yaml", "train.save_steps=1", "encodings=[rope, nope]", "--out", "out"]
+    monkeypatch.setattr(sys, "argv", ["equitape", *words])
+
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(single, "score", interrupt)
+    said = invoke(*words, code=130)
+    kept = (
+        "The checkpoint of step 4 in out is kept." if command == "train" else "0 of 2 runs, and checkpoints of 1 more"
+    )
+    assert f"Interrupted. {kept}" in said
+    assert (
+        f"Continue with: equitape {command} small.yaml train.save_steps=1 'encodings=[rope, nope]' --out out{more}"
+        in said
+    )
+    assert "Traceback" not in said
+    monkeypatch.undo()
+    monkeypatch.chdir(here)
+    said = invoke(*words, *more.split())
+    assert "Continuing from step 4." in said
+
+
+def test_damage_is_reported(here):
+    plan = make_plan(load_recipe("small.yaml", ["train.save_steps=1", "train.save_total_limit=3"]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(single, "score", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            execute(plan, "rope", 0, here / "out")
+    (here / "out" / CHECKPOINTS / "checkpoint-4" / "model.safetensors").write_bytes(b"")
+    lines = (here / "out" / "log.jsonl").read_text().splitlines()
+    (here / "out" / "log.jsonl").write_text("\n".join([lines[0], lines[1][:9], *lines[2:]]) + "\n")
+    said = invoke("train", "small.yaml", "train.save_steps=1", "--out", "out", "--resume")
+    assert "Skipped damaged checkpoints in out: checkpoint-4." in said
+    assert "Continuing from step 3." in said
+    assert "log.jsonl is damaged: 1 of the first 3 steps are missing, from step 2 on." in said
+
+
+def test_old_names_of_settings_are_read_with_a_note(here, caplog):
+    (here / "old.yaml").write_text((here / "small.yaml").read_text().replace("max_grad_norm: 1.0", "clip: 0.5"))
+    assert load_recipe("old.yaml").train.max_grad_norm == 0.5
+    assert "train.clip is now called train.max_grad_norm" in caplog.text
+    assert load_recipe("old.yaml", ["train.max_grad_norm=2"]).train.max_grad_norm == 2
+    assert (
+        load_recipe("small.yaml", ["train.clip=3", "train.keep=7"]).train
+        == load_recipe("small.yaml", ["train.max_grad_norm=3", "train.save_total_limit=7"]).train
+    )
+    # the recipe of an old run folder is the same recipe
+    assert differences(here / "old.yaml", load_recipe("small.yaml", ["train.max_grad_norm=0.5"]), ("name",)) == []
+    for old, new in TrainSettings.aliases.items():
+        assert old not in to_yaml(load_recipe("small.yaml")).split("train:")[1].replace(new, "")
