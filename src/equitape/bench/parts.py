@@ -14,7 +14,7 @@ from .shapes import Shape
 
 
 class Columns(nn.Module):
-    """A projection already done: some columns of the input."""
+    """Stands in for a projection: selects columns of the input."""
 
     def __init__(self, begin: int, end: int):
         super().__init__()
@@ -25,10 +25,10 @@ class Columns(nn.Module):
 
 
 class AttentionPart(nn.Module):
-    """(hidden, state) -> (attended, state): the part of a block that an encoding has a say in.
+    """(hidden, state) -> (attended, state): the part of a block that depends on the encoding.
 
     With projections it is the attention layer, its residual and the norm after it, hidden [B, N, C]. Without, the core:
-    hidden [B, N, (H + 2 G) D] brings queries, keys and values, and attended is what attention gives.
+    hidden [B, N, (H + 2 G) D] holds queries, keys and values, and attended is the output of attention.
     """
 
     def __init__(self, shape: Shape, kind: str, attention: str, length: int, projections: bool):
@@ -61,11 +61,11 @@ class AttentionPart(nn.Module):
 
     @torch.no_grad()
     def initial_state(self, hidden: Tensor) -> Tensor | None:
-        """Work out, as the model does once for all its layers, positions and masks; returns the first state."""
+        """Compute positions and masks, which a model does once for all layers; returns the first state."""
         positions = build_positions(self.encoding, hidden, None, None, None, None)
         masks = build_masks(self.config, self.encoding, hidden, None, positions, None)
         self.attention_mask = next(iter(masks.values()))
-        self.positions = self.encoding("map_ids", positions, hidden.shape[0])
+        self.positions = self.encoding("map_ids", positions, hidden, None)
         return self.encoding("initial_state", self.positions, hidden.dtype)
 
     def finish(self, hidden: Tensor, output: Tensor) -> Tensor:

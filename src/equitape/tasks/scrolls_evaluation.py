@@ -18,7 +18,8 @@ from .evaluation import Advance, EvaluationTask, Record, Report, Unit, mean
 from .perplexity import perplexity
 
 SCORES = tuple(
-    Metric(name=name, higher_is_better=True, unit=PERCENT) for name in ("score", "f1", "exact_match", "rouge")
+    Metric(name=name, higher_is_better=True, unit=PERCENT)
+    for name in ("score", "f1", "exact_match", "rouge", "rouge1", "rouge2", "rougeL")
 )
 COUNTS = Metric(name="prompts", higher_is_better=None)
 SHORT_WINDOWS = 64
