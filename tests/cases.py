@@ -9,7 +9,7 @@ YARN = {"kind": "yarn", "factor": 4.0, "original_max_positions": 16}
 # every registered kind appears under its own name; variants follow with a suffix
 CASES = {
     "nope": {},
-    "nope-gate": {"decay": "gate"},
+    "fox": {},
     "learned": {},
     "sinusoidal": {},
     "rope": {},
@@ -34,7 +34,7 @@ CASES = {
         "scaling": YARN,
     },
     "tape-fourier": {"init": "fourier"},
-    "tape-move": {"move": True, "normalize": True, "complex_mixing": True, "decay": "learned"},
+    "tape2": {},
     "tape-clock": {"move": True, "attention_update": False, "clock": True, "decay": "gate"},
     "tensor_tape": {},
     "tensor_tape-l1r4": {"channels": 1, "components": 4, "init": "fourier"},

@@ -95,7 +95,7 @@ def test_forget_gate_as_fox_writes_it():
                     assert found == pytest.approx(expected, abs=1e-9)
 
 
-@pytest.mark.parametrize("case", ["rope-learned", "rope-clock", "nope-gate", "tape-move", "tape-clock"])
+@pytest.mark.parametrize("case", ["rope-learned", "rope-clock", "fox", "tape2", "tape-clock"])
 def test_parts_start_as_the_identity_or_as_alibi(case):
     """A new model is the one without the part, which for decay is the model with ALiBi's slopes."""
     tokens = draw_tokens(2, 12)
@@ -105,7 +105,7 @@ def test_parts_start_as_the_identity_or_as_alibi(case):
     encoding = model.config.encoding
     same = {"decay": "slopes", "decay_heads": encoding["decay_heads"]}
     plain = EquitapeForCausalLM(
-        tiny_config("nope" if encoding["kind"] == "nope" else "rope", same, num_key_value_heads=4)
+        tiny_config("nope" if encoding["kind"] == "fox" else "rope", same, num_key_value_heads=4)
     ).eval()
     plain.load_state_dict(model.state_dict(), strict=False)
     assert gap(model(tokens).logits, plain(tokens).logits) < 1e-5
@@ -219,7 +219,7 @@ def test_jumps_by_hand():
     assert add_jumps(ids, jumps, runs).tolist() == [[0, 6, 7, 10, 7, 8, 10]]
 
 
-@pytest.mark.parametrize("case", ["rope", "alibi", "tape-move", "t5"])
+@pytest.mark.parametrize("case", ["rope", "alibi", "tape2", "t5"])
 def test_jumps_are_position_ids_further_ahead(case):
     model = build(case)
     tokens = draw_tokens(2, 10)

@@ -1,6 +1,21 @@
 """Positional encodings, one file each; importing this package registers all of them."""
 
-from . import alibi, cope, fire, learned, nope, randpe, rope, sinusoidal, t5, tape, tensor_tape, xpos  # noqa: F401
+from . import (  # noqa: F401
+    alibi,
+    cope,
+    fire,
+    fox,
+    learned,
+    nope,
+    randpe,
+    rope,
+    sinusoidal,
+    t5,
+    tape,
+    tape2,
+    tensor_tape,
+    xpos,
+)
 from .base import ENCODINGS, LayerEncoding, PositionalEncoding, build_encoding, parse_encoding, register_encoding
 from .options import Geometry, Options
 from .positions import Positions
