@@ -25,10 +25,12 @@ HATCHES = ("", "////", "....", "\\\\\\\\", "xxxx")
 # of middling lightness, to stand out on white and on black
 ENCODINGS = {
     "tape": ("#d55e00", "o"),
+    "tape2": ("#a80000", "h"),
     "rope": ("#1f77b4", "s"),
     "nope": ("#7f7f7f", "^"),
     "alibi": ("#2a9d5c", "D"),
     "fire": ("#c2185b", "v"),
+    "fox": ("#66a61e", "p"),
     "t5": ("#7e57c2", "<"),
     "cope": ("#d081c4", ">"),
     "xpos": ("#17a2b8", "P"),
