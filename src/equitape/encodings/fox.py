@@ -1,4 +1,4 @@
-"""FoX, the Forgetting Transformer: a forget gate that reads the content, no positions (docs/reference/encodings/fox.md).
+"""FoX, the Forgetting Transformer: a forget gate that reads the content, no ids (docs/reference/encodings/fox.md).
 
 The decay "gate" of decay.py and nothing else; `{"kind": "rope", "decay": "gate"}` is FoX with RoPE.
 """
