@@ -83,6 +83,30 @@ def losses(out):
     return [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
 
 
+def test_short_rows_with_jumps_reach_the_context(room, tmp_path):
+    """Rows of half the context, whose ids jump ahead: fewer tokens per row, other losses than without jumps."""
+    plain = run(room, tmp_path / "plain", "lora", row_length=CONTEXT // 2)
+    assert plain["run"]["tokens"] == 6 * 2 * CONTEXT // 2
+    assert plain["context"] == CONTEXT
+    run(room, tmp_path / "jumping", "lora", row_length=CONTEXT // 2, jumps={"rate": 0.2, "size": 2.0})
+    before, after = ([line["loss"] for line in losses(tmp_path / name)] for name in ("plain", "jumping"))
+    assert len(before) == len(after) == 6
+    assert before != after
+
+
+def test_jumps_by_the_command_line(room, tmp_path):
+    out = tmp_path / "out"
+    arguments = ["adapt", str(room / "base"), "--method", "lora", "--context", str(CONTEXT), "--steps", "2",
+                 "--batch-size", "2", "--data", str(room / "data"), "--cache", str(room / "cache"), "--row-length", "32",
+                 "--jumps", "rate=0.1", "--jumps", "shape=log", "--out", str(out)]  # fmt: skip
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    assert '"rate": 0.1' in (out / "run.json").read_text()
+    wrong = CliRunner().invoke(app, [*arguments[:-1], str(tmp_path / "other"), "--jumps", "rat=0.1"])
+    assert wrong.exit_code == 2
+    assert "'rat'" in wrong.output
+
+
 @pytest.mark.parametrize("method", ["tape", "tape+lora", "longlora", "theta"])
 def test_a_run_learns_and_writes(room, tmp_path, method):
     evaluation = {"data": {"books": str(room / "test")}, "lengths": [16, 64], "windows": 4}
@@ -257,8 +281,9 @@ def test_refusals_before_training(room, tmp_path):
     attempt("holds no text", data=[str(blank)])
     attempt("is binary", data=[str(binary)])
     attempt("There is no file or folder", data=[str(tmp_path / "nowhere")])
-    attempt(r"The data holds 10 tokens, too few for one row of the context, 64; give more text", data=[str(short)])
-    attempt("The context is 64 tokens and min_tokens 65: no document would fit", min_tokens=65)
+    attempt(r"The data holds 10 tokens, too few for one row of 64; give more text", data=[str(short)])
+    attempt("row_length is 65 and the context 64 tokens", row_length=65)
+    attempt("Rows have 64 tokens and min_tokens is 65: no document would fit", min_tokens=65)
     attempt("No document has 64 tokens; the longest has 10", data=[str(short)], whole_rows=True)
     lengths = {"data": {"notes": str(short)}, "lengths": [8, 16]}
     attempt(

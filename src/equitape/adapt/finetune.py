@@ -95,7 +95,7 @@ def _finetune(
     check_vocabulary(tokenizer, model.config.vocab_size)
 
     with processes.main_process_first(), progress.phase("tokenizing"):
-        rows, texts = read_data(settings, tokenizer, context)
+        rows, texts = read_data(settings, tokenizer, settings.rows(context))
     lengths = settings.evaluation.lengths or (context,)
     check_lengths(texts, lengths)
     adaptation = adaptation_of(model)
@@ -159,20 +159,20 @@ def widen_trained(model: EquitapeForCausalLM) -> None:
         layer.cast_input_dtype_enabled = False
 
 
-def read_data(settings: FinetuneSettings, tokenizer: Any, context: int) -> tuple[PackedDataset, dict[str, TokenStore]]:
+def read_data(settings: FinetuneSettings, tokenizer: Any, length: int) -> tuple[PackedDataset, dict[str, TokenStore]]:
     """Rows to train on, and the texts to score by name."""
     store = build_tokens(settings.data, tokenizer, settings.cache)
     rows = PackedDataset(
         store,
-        context,
+        length,
         seed=settings.train.seed,
         min_tokens=settings.min_tokens,
         drop_remainders=settings.whole_rows,
     )
-    if rows.report.tokens < context:
+    if rows.report.tokens < length:
         raise ValueError(
-            f"The data holds {rows.report.tokens:,} tokens, too few for one row of the context, {context:,}; give more "
-            f"text or a shorter context."
+            f"The data holds {rows.report.tokens:,} tokens, too few for one row of {length:,}; give more text, or "
+            f"shorter rows by row_length or the context."
         )
     texts = {name: build_tokens(source, tokenizer, settings.cache) for name, source in settings.evaluation.data.items()}
     return rows, texts or {TRAINED_ON: store}

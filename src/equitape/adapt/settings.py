@@ -42,6 +42,9 @@ class FinetuneSettings(Settings):
     """Text to train on: a file, folder or archive."""
     train: TrainSettings
     """Budget, optimizer and bookkeeping."""
+    row_length: Annotated[int, Ge(2)] | None = None
+    """Tokens of a training row. Shorter rows than the context save memory; jumps then show its distances. Default: the
+    context."""
     min_tokens: int = 1
     """Leave out documents shorter than this."""
     whole_rows: bool = False
@@ -55,11 +58,20 @@ class FinetuneSettings(Settings):
 
     def check(self, context: int) -> None:
         """Refuse what does not fit the context."""
-        if context < self.min_tokens:
+        if self.row_length is not None and self.row_length > context:
             raise ValueError(
-                f"The context is {context} tokens and min_tokens {self.min_tokens}: no document would fit into a row. "
-                f"Use a longer context or a smaller minimum."
+                f"row_length is {self.row_length} and the context {context} tokens; rows can be as long as the context "
+                f"at most."
             )
+        if self.rows(context) < self.min_tokens:
+            raise ValueError(
+                f"Rows have {self.rows(context)} tokens and min_tokens is {self.min_tokens}: no document would fit "
+                f"into a row. Use a longer context or a smaller minimum."
+            )
+
+    def rows(self, context: int) -> int:
+        """Tokens of a training row."""
+        return self.row_length or context
 
 
 def train_defaults(settings: AdaptSettings) -> dict[str, Any]:

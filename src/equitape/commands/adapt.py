@@ -41,11 +41,14 @@ TRAINING = OptionsOf(
         "compile",
         "save_steps",
         "eval_steps",
+        "jumps",
     ),
     defaults={**TRAIN_DEFAULTS, "learning_rate": f"{RATE_OF_ALL:g} where all weights train, else {RATE_OF_FEW:g}"},
 )
 DATA = OptionsOf(
-    cls=FinetuneSettings, panel="Training", only=("data", "tokenizer", "min_tokens", "whole_rows", "cache")
+    cls=FinetuneSettings,
+    panel="Training",
+    only=("data", "tokenizer", "row_length", "min_tokens", "whole_rows", "cache"),
 )
 METHOD = OptionsOf(cls=AdaptSettings, panel="Method", names={"lora_targets": "lora-target"})
 EVALUATION = OptionsOf(

@@ -18,6 +18,7 @@ from ..settings import (
     is_required,
     kinds,
     literals,
+    settings_class,
     show_default,
     type_hints,
 )
@@ -63,12 +64,12 @@ class OptionsOf:
 
     def _annotation(self, name: str, hint: Any, text: str, default: Any) -> Any:
         options = [self.option_name(old) for old in (name, *(k for k, new in self.cls.aliases.items() if new == name))]
-        listed = {tuple, dict} & set(kinds(hint))
+        listed = {tuple, dict} & set(kinds(hint)) or settings_class(hint)
         if bool in kinds(hint) and not listed:
             # a switch that is off by default needs no second name to turn it off
             flag = options[0] if default is False else f"{options[0]}/--no-{options[0][2:]}"
             return Annotated[bool | None, typer.Option(flag, *options[1:], help=text, rich_help_panel=self.panel)]
-        metavar = "KEY=VALUE" if dict in kinds(hint) else _metavar(hint)
+        metavar = "KEY=VALUE" if dict in kinds(hint) or settings_class(hint) else _metavar(hint)
         option = typer.Option(*options, help=text, metavar=metavar, rich_help_panel=self.panel)
         return Annotated[list[str] | None if listed else str | None, option]
 
@@ -77,6 +78,8 @@ class OptionsOf:
         hint, option = type_hints(self.cls)[name], self.option_name(name)
         if isinstance(value, bool):
             return value
+        if settings_class(hint):
+            return parse_pairs(value, option, "key=value")
         if dict in kinds(hint):
             return _read_dictionary(value, hint, option)
         if tuple in kinds(hint):
@@ -122,7 +125,7 @@ def describe(words: str, hint: Any, default: Any) -> str:
     """The help of an option: what it sets, whether it can be repeated, its default."""
     if len(choices_of(hint)) >= MANY:
         words = f"{words} One of {', '.join(choices_of(hint))}."
-    if {tuple, dict} & set(kinds(hint)):
+    if {tuple, dict} & set(kinds(hint)) or settings_class(hint):
         words = f"{words} Repeatable."
     shown = show_default(default)
     if shown and "Default:" not in words and not isinstance(default, bool):
