@@ -8,6 +8,7 @@ import json
 import multiprocessing
 import os
 import shutil
+import socket
 import sys
 from functools import cache
 from pathlib import Path
@@ -164,3 +165,13 @@ def test_a_second_process_in_the_same_folder_is_refused(tmp_path):
         with locked(tmp_path / "run"), pytest.raises(ValueError, match=f"Process {os.getpid()} on .* is working in"):
             run()
         assert list((tmp_path / "run").iterdir()) == []
+
+
+def test_remains_of_a_kill_after_the_last_step_are_removed(whole, tmp_path):
+    """run.json is there, so nothing is left to train: only the lock and the checkpoints of the dead process go."""
+    out = Path(shutil.copytree(whole("compare")[0], tmp_path / "out"))
+    folder = out / "runs" / "rope-seed0"
+    (folder / ".lock").write_text(json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "started": "1"}))
+    (folder / "checkpoints" / "checkpoint-3").mkdir(parents=True)
+    assert in_process("compare", out) == 0
+    assert content(out) == content(whole("compare")[0])

@@ -57,7 +57,9 @@ def _compare(plan: Plan, out_dir: Path, jobs: int, console: Console) -> Comparis
         if ended is None:
             waiting.append((choice.label, seed))
         else:
-            tidy(folder, ended)
+            # a kill may have left its checkpoints and its lock
+            with locked(folder):
+                tidy(folder, ended)
     if len(waiting) < len(runs):
         console.print(f"{len(runs) - len(waiting)} of {len(runs)} runs are done already.")
 
