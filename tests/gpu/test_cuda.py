@@ -57,7 +57,7 @@ def test_cudnn_serves_training_prefill_and_decoding(case):
 
 
 @pytest.mark.parametrize("key_value_heads", [2, 4])
-@pytest.mark.parametrize("case", ["alibi", "t5", "fire"])
+@pytest.mark.parametrize("case", ["alibi", "tape2", "t5", "fire"])
 def test_biased_scores_are_never_written_out(case, key_value_heads):
     model = on_gpu(case, num_key_value_heads=key_value_heads)
     tokens = tokens_on_gpu(2, 256)
@@ -68,7 +68,7 @@ def test_biased_scores_are_never_written_out(case, key_value_heads):
     assert not any("math" in name for name in used)
 
 
-@pytest.mark.parametrize("case", ["rope", "tape"])
+@pytest.mark.parametrize("case", ["rope", "tape", "tape2"])
 def test_compiled_models_use_cudnn_and_make_phasors_once(case):
     model = on_gpu(case)
     tokens = tokens_on_gpu(2, 256)
@@ -114,7 +114,7 @@ def straighten_tables(model):
                 table.copy_(table[:, :1] + (table[:, -1:] - table[:, :1]) * steps)
 
 
-@pytest.mark.parametrize("case", ["rope", "alibi", "t5", "tape", "tape-options", "fire", "cope"])
+@pytest.mark.parametrize("case", ["rope", "rope-clock", "alibi", "fox", "t5", "tape", "tape-options", "tape2", "fire", "cope"])
 def test_half_precision_error_is_at_most_twice_that_of_eager(case):
     model, exact = on_gpu(case), on_gpu(case, torch.float64)
     if case == "cope":
@@ -130,7 +130,7 @@ def test_half_precision_error_is_at_most_twice_that_of_eager(case):
 
 
 @pytest.mark.parametrize("heads", [(4, 2), (6, 2), (4, 4)])
-@pytest.mark.parametrize("case", ["rope", "alibi", "t5", "tape"])
+@pytest.mark.parametrize("case", ["rope", "alibi", "t5", "tape", "tape2"])
 def test_flex_attention_values_and_gradients(case, heads):
     """Bias encodings have gradients through FlexAttention, grouped heads of any ratio included."""
     sizes = {"num_attention_heads": heads[0], "num_key_value_heads": heads[1], "head_dim": 64}
@@ -144,7 +144,7 @@ def test_flex_attention_values_and_gradients(case, heads):
     assert max(relative_errors(results(model, tokens, attention_mask=mask), expected)) < 1e-4
 
 
-@pytest.mark.parametrize("case", ["rope", "tape"])
+@pytest.mark.parametrize("case", ["rope", "tape", "tape2"])
 @pytest.mark.parametrize("kind", ["packed", "padded", "windowed"])
 def test_block_masks_equal_dense_masks(case, kind, monkeypatch):
     """Long rows with a mask go through FlexAttention even under sdpa; the function stays the same."""
