@@ -10,47 +10,18 @@ import time
 
 import pytest
 import torch
+from finetuning import CONTEXT, losses, run, settings_of, write_text
 from typer.testing import CliRunner
 
 from cases import gap
 from equitape import load_adapter
 from equitape.adapt import METHODS, AdaptSettings
-from equitape.adapt.finetune import FinetuneSettings, differences, finetune, only_trained_in_checkpoints
+from equitape.adapt.finetune import differences, finetune, only_trained_in_checkpoints
 from equitape.cli import app
 from equitape.data.tokenizers import byte_tokenizer
 from equitape.pretrained import adapting
 from equitape.pretrained.weights import load_source
 from families import make_source
-
-CONTEXT = 64
-WORDS = [
-    "the",
-    "sea",
-    "was",
-    "calm",
-    "and",
-    "the",
-    "night",
-    "was",
-    "long",
-    "while",
-    "we",
-    "sailed",
-    "on",
-    "towards",
-    "the",
-    "islands",
-    "of",
-    "the",
-    "south",
-]
-
-
-def write_text(path, documents=4, words=150):
-    path.mkdir(parents=True, exist_ok=True)
-    for number in range(documents):
-        text = " ".join(WORDS[(number + 3 * index + index // 7) % len(WORDS)] for index in range(words))
-        (path / f"{number}.txt").write_text(text)
 
 
 @pytest.fixture(scope="module")
@@ -64,23 +35,6 @@ def room(tmp_path_factory):
     write_text(folder / "data")
     write_text(folder / "test", documents=2)
     return folder
-
-
-def settings_of(room, **changes):
-    train = {"steps": 6, "batch_size": 2, "learning_rate": 1e-2}
-    own = {key: changes.pop(key) for key in list(changes) if key in FinetuneSettings.__dataclass_fields__}
-    return FinetuneSettings.parse(
-        {"data": [str(room / "data")], "train": {**train, **changes}, "cache": str(room / "cache"), **own}, "test"
-    )
-
-
-def run(room, out, method="tape", resume=False, adapt=None, **changes):
-    settings = AdaptSettings(method=method, context=CONTEXT, **(adapt or {}))
-    return finetune(room / "base", settings, settings_of(room, **changes), out, resume=resume)
-
-
-def losses(out):
-    return [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
 
 
 def test_short_rows_with_jumps_reach_the_context(room, tmp_path):
@@ -193,7 +147,7 @@ sys.path[:0] = {paths!r}
 import conftest
 from pathlib import Path
 import equitape.training.callbacks as callbacks
-from test_finetune import run
+from finetuning import run
 
 slow = callbacks.Bookkeeper.on_step_end
 def waiting(self, *args, **kwargs):

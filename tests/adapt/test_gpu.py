@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from families import make_source
 
 from cases import draw_tokens, gap
 from equitape import adapt
+from families import make_source
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
 

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from families import make_source
 
 from cases import draw_tokens
 from equitape.adapt.evaluation import EvalSettings, beside, score
@@ -11,6 +10,7 @@ from equitape.adapt.finetune import FinetuneSettings, read_data
 from equitape.data.tokenizers import byte_tokenizer
 from equitape.data.tokens import store_in_memory
 from equitape.training.settings import TrainSettings
+from families import make_source
 
 
 def scored_by_hand(model, documents, length, stride):

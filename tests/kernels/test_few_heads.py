@@ -3,7 +3,7 @@
 import pytest
 import torch
 from devices import DEVICES, needs_triton, on_cuda
-from test_field import NAMES, cast, check, make_inputs
+from fields import NAMES, cast, check, make_inputs
 
 from equitape.kernels.operator import fused_gradients
 

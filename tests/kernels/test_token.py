@@ -3,7 +3,7 @@
 import pytest
 import torch
 from devices import DEVICES, needs_triton
-from test_field import SLACK, cast, make_inputs
+from fields import SLACK, cast, make_inputs
 
 from equitape import EquitapeConfig, EquitapeForCausalLM
 from equitape.encodings import tape

@@ -2,7 +2,6 @@
 
 import io
 import shutil
-import time
 
 import numpy as np
 import pytest
@@ -64,10 +63,10 @@ def wait_for(browser, drawn):
 
 
 def wait_until(browser, script, wanted):
-    deadline = time.monotonic() + 30
-    while browser.execute_script(script) != wanted:
-        assert time.monotonic() < deadline, f"the page did not reach {wanted}"
-        time.sleep(0.05)
+    from selenium.webdriver.support.wait import WebDriverWait
+
+    reached = WebDriverWait(browser, 30, poll_frequency=0.05)
+    reached.until(lambda driver: driver.execute_script(script) == wanted, f"the page did not reach {wanted}")
 
 
 def pixels(browser, name):
