@@ -91,6 +91,19 @@ def test_seconds_are_those_of_steps_alone(slow, clock, tmp_path, monkeypatch):
     ]
 
 
+def test_a_budget_in_minutes_ends_the_run_and_its_schedule(clock, tmp_path):
+    model = small_model()
+    model.register_forward_pre_hook(lambda module, inputs: setattr(clock, "now", clock.now + 3 * module.training))
+    given = settings(steps=None, minutes=1.0)
+    result = fit(model, numbered(), given, tmp_path, collate=partial(pad_right, pad_token_id=0))
+    assert result.status == "done"
+    # it ends with the step that spends the budget or the one after it
+    assert result.seconds in (60, 63)
+    rates = [line["learning_rate"] for line in read_lines(tmp_path)]
+    assert rates[0] < max(rates)
+    assert rates[-1] < 0.2 * max(rates)
+
+
 def test_speed_counts_each_token_once(tmp_path):
     meter = Meter()
     keeper = keeper_of(meter, tmp_path)
