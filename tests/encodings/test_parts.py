@@ -66,10 +66,14 @@ def test_slopes_are_the_same_part_everywhere(kind):
     assert gap(found, expected) == 0
 
 
-def test_learned_slopes():
+@pytest.mark.parametrize("speed", [1.0, 8.0])
+def test_learned_slopes(speed):
     ids = torch.tensor([[0, 1, 5, 6, 7, 8, 20]])
-    scores, layer = columns_of({"kind": "rope", "decay": "learned", "decay_heads": 0.5}, ids, torch.zeros(1, N, 32))
-    rates = torch.nn.functional.softplus(layer.decay.bias.float())
+    encoding = {"kind": "rope", "decay": "learned", "decay_heads": 0.5, "decay_speed": speed}
+    started = build_encoding(encoding, SIZES).layer(0).decay
+    assert gap(torch.nn.functional.softplus(speed * started.bias)[:2], torch.tensor(slopes(2))) < 1e-6
+    scores, layer = columns_of(encoding, ids, torch.zeros(1, N, 32))
+    rates = torch.nn.functional.softplus(speed * layer.decay.bias.float())
     for head in range(4):
         rate = rates[head].item() if head < 2 else 0.0
         assert (scores[0, head, 6, 6] - scores[0, head, 6, 2]).item() == pytest.approx(15 * rate, rel=1e-6, abs=1e-9)

@@ -114,7 +114,9 @@ def straighten_tables(model):
                 table.copy_(table[:, :1] + (table[:, -1:] - table[:, :1]) * steps)
 
 
-@pytest.mark.parametrize("case", ["rope", "rope-clock", "alibi", "fox", "t5", "tape", "tape-options", "tape2", "fire", "cope"])
+@pytest.mark.parametrize(
+    "case", ["rope", "rope-clock", "alibi", "fox", "t5", "tape", "tape-options", "tape2", "fire", "cope"]
+)
 def test_half_precision_error_is_at_most_twice_that_of_eager(case):
     model, exact = on_gpu(case), on_gpu(case, torch.float64)
     if case == "cope":

@@ -32,6 +32,8 @@ class DecayOptions(Options):
     trained in every block; "gate", a forget gate that reads the content, as in FoX. All start as ALiBi's slopes."""
     decay_heads: Annotated[float, Gt(0), Le(1)] = 1.0
     """Share of the heads that decay; the others see all distances alike."""
+    decay_speed: Annotated[float, Gt(0)] = 1.0
+    """How much faster than other weights learned slopes train: they are softplus(decay_speed * parameter)."""
 
     def check_decay(self, kind: str, geometry: Geometry) -> None:
         """Refuse a share that is less than one head."""
@@ -59,6 +61,7 @@ class Decay(nn.Module):
     def __init__(self, options: DecayOptions, geometry: Geometry):
         super().__init__()
         self.kind = options.decay
+        self.speed = options.decay_speed if self.kind == "learned" else 1.0
         self.num_heads, self.num_kv_heads = geometry.num_heads, geometry.num_kv_heads
         heads = self.num_kv_heads if self.kind == "gate" else self.num_heads
         decaying = round(options.decay_heads * heads)
@@ -74,7 +77,7 @@ class Decay(nn.Module):
         if self.kind in ("learned", "gate"):
             with torch.no_grad():
                 start = [math.log(math.expm1(slope)) if slope else 0.0 for slope in self.slopes]
-                self.bias.copy_(torch.tensor(start))
+                self.bias.copy_(torch.tensor(start) / self.speed)
         if self.kind == "gate":
             nn.init.zeros_(self.weight)
 
@@ -99,7 +102,7 @@ class Decay(nn.Module):
             return of_query, split_parts(total, dtype)
         rates = fixed
         if self.kind == "learned":
-            rates = nn.functional.softplus(self.bias.to(self._wide(self.bias))) * (fixed > 0)
+            rates = nn.functional.softplus(self.speed * self.bias.to(self._wide(self.bias))) * (fixed > 0)
         assert positions.origin is not None
         # from the start of the sequence: a shift of all ids changes nothing, not even the rounding
         near, middle, far = split_parts(positions.ids - positions.origin, dtype)[:, None].unbind(-1)
