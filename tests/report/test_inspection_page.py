@@ -205,7 +205,8 @@ def test_encodings_with_less_to_show(case, tmp_path):
 @pytest.mark.parametrize("layers", [1, 2, 3, 12])
 def test_plots_count_layers_in_whole_numbers(layers, monkeypatch):
     drawn = []
-    monkeypatch.setattr("equitape.report.charts.finish", lambda figure, *_: drawn.append(figure))
+    for module in ("charts", "heat_maps"):
+        monkeypatch.setattr(f"equitape.report.{module}.finish", lambda figure, *_: drawn.append(figure))
     inspection = inspect_model(build("tape", dtype=torch.float32, num_hidden_layers=layers), draw_tokens(1, 9))
     plot_layers(inspection)
     plot_strips(inspection)

@@ -1,4 +1,4 @@
-"""The makers of plots: lines with spreads, heat maps and bars, in panels where there are several."""
+"""The makers of plots: lines with spreads, and bars, in panels where there are several."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -7,15 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .numbers import number
 from .style import (
-    DIVERGING,
     INK,
     MARKERS,
-    NO_VALUE,
-    SEQUENTIAL,
     EndLabel,
     Plot,
     SeriesStyle,
@@ -28,8 +24,6 @@ MANY_DECADES = 1e4
 ROUND_STEPS = (1.0, 2.0, 5.0)
 MOST_TICKS = 10
 """Distinct x values up to which each has a tick."""
-MOST_CELL_NUMBERS = 12
-"""Columns of a heat map up to which every cell shows its value."""
 WHOLE_TICKS = {"integer": True, "min_n_ticks": 1}
 """Ticks of layers; asked for more of them, a single layer would get fractions around it."""
 
@@ -223,148 +217,6 @@ def log_bins(x: Sequence[float], count: int = 24) -> list[list[int]]:
     for index, bin_index in enumerate(np.searchsorted(edges, places, side="right")):
         bins.setdefault(int(bin_index), []).append(index)
     return list(bins.values())
-
-
-@dataclass(frozen=True, kw_only=True)
-class MapPanel:
-    """One heat map. values [rows, columns], NaN where there is none."""
-
-    title: str
-    values: NDArray[Any]
-    row_ticks: Sequence[str] | None = None
-    """What the rows stand for; None counts along `extent`."""
-    column_ticks: Sequence[str] | None = None
-    extent: tuple[float, float, float, float] | None = None
-    """(left, right, bottom, top) in units of the axes."""
-    frame: tuple[int, int] | None = None
-    """(rows, columns) of the corner to frame."""
-    line_before: int | None = None
-    """The column before which a vertical line is drawn."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class MapStyle:
-    """How the heat maps of a plot look."""
-
-    row_label: str
-    column_label: str
-    scale: str = "linear"
-    """"linear"; "root" for square roots from 0; "diverging" for square roots with white at zero."""
-    limits: tuple[float, float] | None = None
-    own_scales: bool = False
-    """A scale for each panel, instead of one for all."""
-    upwards: bool = False
-    """The first row at the bottom."""
-    cell_numbers: bool = False
-    columns: int = 4
-    size: tuple[float, float] = (2.5, 2.8)
-    aspect: str = "equal"
-    whole_rows: bool = False
-    value_label: str = ""
-    notes: Sequence[str] = field(default_factory=tuple)
-
-
-def heat_maps(
-    name: str, title: str, panels: Sequence[MapPanel], style: MapStyle, *, alt: str, caption: str = ""
-) -> Plot:
-    """A plot of one heat map per panel, on one scale unless the style says otherwise."""
-    rows = math.ceil(len(panels) / style.columns)
-    columns = math.ceil(len(panels) / rows)
-    shared = norm_of(np.concatenate([np.ravel(panel.values) for panel in panels]), style)
-    with figure_of(style.size[0] * columns + 1.1, style.size[1] * rows + 0.4) as figure:
-        drawn, image = [], None
-        for index, panel in enumerate(panels):
-            axes = figure.add_subplot(rows, columns, index + 1)
-            norm = norm_of(panel.values, style) if style.own_scales else shared
-            image = draw_map(axes, panel, style, norm)
-            drawn.append(axes)
-            if style.own_scales:
-                add_colour_bar(figure, image, axes, style, norm)
-        if not style.own_scales:
-            add_colour_bar(figure, image, drawn, style, shared)
-        figure.supxlabel(style.column_label, fontsize="small")
-        figure.supylabel(style.row_label, fontsize="small")
-        return finish(figure, name, title, alt, caption)
-
-
-def norm_of(values: NDArray[Any], style: MapStyle) -> Any:
-    """From values to colours; a diverging scale reaches as far below zero as above."""
-    from matplotlib.colors import FuncNorm, Normalize, PowerNorm
-
-    known = values[np.isfinite(values)]
-    low, high = style.limits or ((float(known.min()), float(known.max())) if known.size else (0.0, 1.0))
-    if style.scale == "linear":
-        return Normalize(low, high if high > low else low + 1.0)
-    reach = max(abs(low), abs(high)) or 1.0
-    if style.scale == "root":
-        return PowerNorm(0.5, 0.0, reach)
-    return FuncNorm((lambda x: np.sign(x) * np.sqrt(np.abs(x)), lambda y: np.sign(y) * y**2), -reach, reach)
-
-
-def draw_map(axes: Any, panel: MapPanel, style: MapStyle, norm: Any) -> Any:
-    """One panel; returns its image."""
-    # what nobody measured
-    axes.set_facecolor(NO_VALUE)
-    image = axes.imshow(
-        panel.values,
-        norm=norm,
-        cmap=DIVERGING if style.scale == "diverging" else SEQUENTIAL,
-        origin="lower" if style.upwards else "upper",
-        interpolation="nearest",
-        aspect=style.aspect,
-        extent=panel.extent,
-    )
-    axes.set_title(panel.title, fontsize="small")
-    axes.tick_params(labelsize="x-small")
-    axes.spines[:].set_visible(False)
-    for axis, ticks in ((axes.xaxis, panel.column_ticks), (axes.yaxis, panel.row_ticks)):
-        if ticks is not None:
-            label_ticks(axis, ticks)
-    if style.whole_rows:
-        axes.yaxis.get_major_locator().set_params(**WHOLE_TICKS)
-    if style.cell_numbers and panel.values.shape[1] <= MOST_CELL_NUMBERS:
-        write_numbers(axes, panel.values, norm)
-    if panel.frame is not None:
-        frame_corner(axes, *panel.frame)
-    if panel.line_before is not None and 0 < panel.line_before < panel.values.shape[1]:
-        for colour, width in (("black", 3.0), ("white", 1.4)):
-            axes.axvline(panel.line_before - 0.5, color=colour, linewidth=width)
-    return image
-
-
-def add_colour_bar(figure: Any, image: Any, axes: Any, style: MapStyle, norm: Any) -> None:
-    """The scale beside the panels it belongs to."""
-    ticks = [norm.vmin, norm.vmin / 4, 0, norm.vmax / 4, norm.vmax] if style.scale == "diverging" else None
-    bar = figure.colorbar(image, ax=axes, shrink=0.8, aspect=18, ticks=ticks, format="{x:.3g}")
-    bar.ax.tick_params(labelsize="x-small")
-    if style.value_label:
-        bar.set_label(style.value_label, fontsize="x-small")
-
-
-def label_ticks(axis: Any, values: Sequence[str], most: int = 12) -> None:
-    """Ticks that name what rows or columns stand for, at most twelve of them."""
-    every = max(1, math.ceil(len(values) / most))
-    places = list(range(every - 1, len(values), every)) if every > 1 else list(range(len(values)))
-    rotation = 30 if axis.axis_name == "x" and sum(len(values[place]) for place in places) > 24 else 0
-    axis.set_ticks(places, [values[place] for place in places], rotation=rotation)
-
-
-def write_numbers(axes: Any, values: NDArray[Any], norm: Any) -> None:
-    """Every cell's value, in the ink that shows on it."""
-    for (row, column), value in np.ndenumerate(values):
-        if math.isfinite(value):
-            ink = "black" if norm(value) > 0.55 else "white"
-            axes.text(column, row, f"{value:.0f}", ha="center", va="center", fontsize="x-small", color=ink)
-
-
-def frame_corner(axes: Any, rows: int, columns: int) -> None:
-    """A frame around the first rows and columns."""
-    from matplotlib.patches import Rectangle
-
-    for colour, width in (("black", 2.4), ("white", 1.2)):
-        axes.add_patch(
-            Rectangle((-0.5, -0.5), columns, rows, fill=False, edgecolor=colour, linewidth=width, clip_on=False)
-        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..runs.results import Curve, Evaluation, HeatMap
-from .charts import Line, LinePanel, MapPanel, MapStyle, Mark, heat_maps, line_plot, log_bins, spans
+from .charts import Line, LinePanel, Mark, line_plot, log_bins, spans
+from .heat_maps import MapPanel, MapStyle, heat_maps
 from .numbers import PERCENT, number, readable, with_unit
 from .style import Plot, SeriesStyle, file_name, series_styles
 from .summary import Group, Spread, Summary, curve_spreads, mean_grid

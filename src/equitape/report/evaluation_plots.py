@@ -7,19 +7,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ..runs.results import Bars, Curve, EvaluationReport, HeatMap
-from .charts import (
-    BarSeries,
-    Line,
-    LinePanel,
-    MapPanel,
-    MapStyle,
-    Mark,
-    bar_plot,
-    bar_text,
-    heat_maps,
-    line_plot,
-)
+from .charts import BarSeries, Line, LinePanel, Mark, bar_plot, bar_text, line_plot
 from .comparison_plots import BINS, in_log_bins, is_by_position
+from .heat_maps import MapPanel, MapStyle, heat_maps
 from .numbers import PERCENT, number, with_unit
 from .style import Plot, SeriesStyle, file_name, series_styles
 

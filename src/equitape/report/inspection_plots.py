@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from ..inspect.inspection import Inspection
 from ..runs.files import write_bytes
-from .charts import Line, LinePanel, MapPanel, MapStyle, heat_maps, line_plot
+from .charts import Line, LinePanel, line_plot
+from .heat_maps import MapPanel, MapStyle, heat_maps
 from .inspection import strip_values
 from .numbers import number
 from .style import MARKERS, Plot, SeriesStyle, series_styles, shade
