@@ -1,6 +1,7 @@
 """NoPE: no positional encoding; order reaches the model through the causal mask (docs/reference/encodings/nope.md)."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from .base import LayerEncoding, register_encoding
 from .columns import ColumnsEncoding, ColumnsLayer
@@ -21,7 +22,7 @@ class NoPE(ColumnsEncoding):
     """Every hook left as it is, but for a decay if one is chosen."""
 
     idea = "nothing; order comes from the causal mask"
-    options_class = NoPEOptions
+    options_class: ClassVar[type[NoPEOptions]] = NoPEOptions
 
     def __init__(self, options: NoPEOptions, geometry: Geometry):
         super().__init__(options, geometry, options)
