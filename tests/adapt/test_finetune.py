@@ -83,19 +83,54 @@ def test_a_run_learns_and_writes(room, tmp_path, method):
     assert "perplexity of books at 64" in card
     # the adapter is the model that was scored
     from equitape.data.tokens import build_tokens
-    from equitape.tasks.perplexity import perplexity
+    from equitape.tasks.perplexity import perplexity, spread_over_documents
 
     model = load_adapter(room / "base", tmp_path)
     store = build_tokens(str(room / "test"), byte_tokenizer(), room / "cache")
     documents = [store.document(index) for index in range(len(store))]
-    assert perplexity(model, documents, 64, max_windows=4).perplexity == pytest.approx(
+    pieces = spread_over_documents([len(document) for document in documents], 64, 4)
+    assert perplexity(model, documents, 64, spans=pieces).perplexity == pytest.approx(
         report["perplexity"][1]["perplexity_after"], rel=1e-6
     )
+    # lengths differ in context alone
+    assert [entry["tokens"] for entry in report["perplexity"]] == [4 * 64, 4 * 64]
+    assert [entry["windows"] for entry in report["perplexity"]] == [16, 4]
+
+
+def test_scores_of_an_older_version_are_made_again(room, tmp_path):
+    """An interrupted run may hold scores of other tokens; those after training would not compare with them."""
+    report = run(room, tmp_path, steps=1)
+    (tmp_path / "results.json").unlink()
+    older = [{**entry, "perplexity": 1.0} for entry in json.loads((tmp_path / "before.json").read_text())]
+    for entry in older:
+        del entry["piece"]
+    (tmp_path / "before.json").write_text(json.dumps(older))
+    again = run(room, tmp_path, steps=1, resume=True)
+    assert again["perplexity"][0]["perplexity_before"] == report["perplexity"][0]["perplexity_before"]
+
+
+def test_text_that_is_trained_on_and_scored_is_warned_of(room, tmp_path):
+    (tmp_path / "mixed").mkdir()
+    (tmp_path / "mixed" / "copy.txt").write_text((room / "data" / "0.txt").read_text())
+    (tmp_path / "mixed" / "other.txt").write_text("".join(chr(97 + (index * index) % 23) for index in range(900)))
+    result = call(
+        room / "base", "--context", CONTEXT, "--data", room / "data", "--out", tmp_path / "run", "--steps", 1,
+        "--batch-size", 2, "--cache", room / "cache", "--eval-data", f"books={tmp_path / 'mixed'}",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    said = " ".join(result.output.split())
+    assert "Training data: 4 documents, " in said
+    assert "% of books also occurs in the training data (1 document)" in said
+    written = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert len(written["warnings"]) == 1
+    assert written["adapt"]["method"] == "tape+lora"
+    assert written["train"]["learning_rate"] == 1e-3
 
 
 def test_training_data_is_scored_when_no_other_is_named(room, tmp_path):
     report = run(room, tmp_path, steps=1)
     assert [(entry["data"], entry["length"]) for entry in report["perplexity"]] == [("training data", CONTEXT)]
+    assert "perplexity is that of the training data" in report["warnings"][0]
 
 
 @pytest.mark.parametrize("method", ["tape", "longlora"])

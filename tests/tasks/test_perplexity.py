@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_iter
 
 from cases import VOCAB, build, draw_tokens
 from equitape.tasks import perplexity as module
-from equitape.tasks.perplexity import cut_windows, perplexity, unwrap
+from equitape.tasks.perplexity import cut_windows, perplexity, spread_over_documents, unwrap
 
 SIZES = {
     "vocab_size": VOCAB,
@@ -262,6 +262,18 @@ def test_fewer_windows_are_spread_over_all():
     assert (result.windows, result.documents) == (3, 2)
     assert steps == [(1, 3), (2, 3), (3, 3)]
     assert perplexity(model, documents, 10, max_windows=99).windows == 9
+
+
+def test_pieces_spread_over_documents_are_the_same_tokens_at_every_length():
+    model = build("rope")
+    documents = draw_documents(9, 41, 62)
+    sizes = [len(document) for document in documents]
+    pieces = spread_over_documents(sizes, 20, 3)
+    assert pieces == [[], [(0, 20)], [(0, 20), (40, 60)]]
+    assert [perplexity(model, documents, length, spans=pieces).tokens for length in (5, 10, 20)] == [60, 60, 60]
+    everything = spread_over_documents(sizes, 20, None)
+    assert everything == spread_over_documents(sizes, 20, 99) == [[], [(0, 40)], [(0, 61)]]
+    assert perplexity(model, documents, 5, spans=everything).tokens == 101
 
 
 def test_batches_and_modes_change_nothing():

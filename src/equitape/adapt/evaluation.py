@@ -1,4 +1,8 @@
-"""Perplexity of an adapted model on several texts at several lengths, before training and after."""
+"""Perplexity of an adapted model on several texts at several lengths, before training and after.
+
+Every length scores the same tokens of a text: pieces as long as the longest length, of the documents that hold one. So
+lengths differ in context alone.
+"""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -7,7 +11,7 @@ from typing import Any
 import torch
 
 from ..data.tokens import TokenStore
-from ..tasks.perplexity import perplexity
+from ..tasks.perplexity import perplexity, spread_over_documents
 from .settings import EvalSettings
 
 TRAINED_ON = "training data"
@@ -42,6 +46,7 @@ def score(
     entries = []
     for name, store in stores.items():
         documents = [store.document(index) for index in range(len(store))]
+        pieces = spread_over_documents([len(document) for document in documents], max(lengths), settings.windows)
         for length in lengths:
 
             def advance(done: int, of: int, what: str = f"{name} at {length}") -> None:
@@ -49,9 +54,7 @@ def score(
                     progress(what, done, of)
 
             with torch.autocast(device.type, torch.bfloat16) if bf16 else nullcontext():
-                found = perplexity(
-                    model, documents, length, settings.stride, max_windows=settings.windows, progress=advance
-                )
+                found = perplexity(model, documents, length, settings.stride, spans=pieces, progress=advance)
             entries.append(
                 {
                     "data": name,
@@ -62,9 +65,15 @@ def score(
                     "windows": found.windows,
                     "documents": found.documents,
                     "stride": found.stride,
+                    "piece": max(lengths),
                 }
             )
     return entries
+
+
+def is_current(before: Any) -> bool:
+    """Whether scores from a file are of the tokens that `score` takes; older versions took others at each length."""
+    return isinstance(before, list) and all("piece" in entry for entry in before)
 
 
 def beside(before: list[dict[str, Any]], after: list[dict[str, Any]] | None) -> list[dict[str, Any]]:

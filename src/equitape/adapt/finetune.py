@@ -23,6 +23,7 @@ import torch
 from accelerate import PartialState
 from rich.console import Console
 
+from ..data.overlap import Overlap, describe_overlap, find_overlap
 from ..data.packing import PackedDataset, collate_rows
 from ..data.text import find_files, short_names
 from ..data.tokens import TokenStore, build_tokens
@@ -42,7 +43,7 @@ from ..runs.progress import Progress
 from ..training import checkpoints
 from ..training.fit import MODEL, FitResult, fit, uses_bf16
 from ..training.settings import UNIMPORTANT, current_names
-from .evaluation import TRAINED_ON, beside, check_lengths, score
+from .evaluation import TRAINED_ON, beside, check_lengths, is_current, score
 from .settings import FinetuneSettings
 
 RUN, BEFORE, RESULTS = "run.json", "before.json", "results.json"
@@ -96,6 +97,10 @@ def _finetune(
 
     with processes.main_process_first(), progress.phase("tokenizing"):
         rows, texts = read_data(settings, tokenizer, settings.rows(context))
+    overlaps = {name: find_overlap(rows.store, store) for name, store in texts.items() if name != TRAINED_ON}
+    progress.console.print(f"Training data: {rows.summary}", highlight=False)
+    for sentence in describe_texts(overlaps):
+        progress.console.print(f"Warning: {sentence}", highlight=False, markup=False)
     lengths = settings.evaluation.lengths or (context,)
     check_lengths(texts, lengths)
     adaptation = adaptation_of(model)
@@ -124,7 +129,7 @@ def _finetune(
 
     model.to(processes.device)
     before = read_json(out / BEFORE)
-    if before is None:
+    if not is_current(before):
         before = evaluate(model, "before")
         if processes.is_main_process:
             write_json(out / BEFORE, before)
@@ -143,6 +148,7 @@ def _finetune(
     after = evaluate(model, "after") if result.status == "done" else None
     scores = beside(before, after)
     report = describe_results(model, adaptation, settings, rows, result, scores, context)
+    report["warnings"] = describe_texts(overlaps)
     if processes.is_main_process:
         write_run(model, out, report)
     processes.wait_for_everyone()
@@ -176,6 +182,15 @@ def read_data(settings: FinetuneSettings, tokenizer: Any, length: int) -> tuple[
         )
     texts = {name: build_tokens(source, tokenizer, settings.cache) for name, source in settings.evaluation.data.items()}
     return rows, texts or {TRAINED_ON: store}
+
+
+def describe_texts(overlaps: dict[str, Overlap]) -> list[str]:
+    """What to warn of where texts to score were trained on. overlaps: of each text; none if no text was named."""
+    if not overlaps:
+        return [
+            "No text to score was named, so perplexity is that of the training data; name another with --eval-data."
+        ]
+    return [said for name, found in overlaps.items() if (said := describe_overlap(name, found))]
 
 
 def describe_run(adaptation: Adaptation, settings: FinetuneSettings, rows: PackedDataset) -> dict[str, Any]:

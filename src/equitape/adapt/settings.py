@@ -7,8 +7,10 @@ from ..pretrained.settings import AdaptSettings
 from ..settings import Ge, Settings
 from ..training.settings import TrainSettings
 
-RATE_OF_ALL, RATE_OF_FEW = 2e-5, 2e-4
-"""Learning rates where all weights train, as in the paper's context extension, and where few do."""
+RATE_OF_ALL, RATE_OF_TAPE, RATE_OF_FEW = 2e-5, 2e-3, 1e-3
+"""Learning rates where all weights train, where only TAPE's update does, and of all other methods.
+
+Those of docs/results/extension-smollm2.md: the first is the paper's, the others were chosen on text of neither set."""
 TRAIN_DEFAULTS: dict[str, Any] = {"batch_size": 8, "weight_decay": 0.0, "betas": (0.9, 0.95)}
 """Where fine-tuning departs from the defaults of training from scratch; see `train_defaults` for the learning rate."""
 
@@ -24,7 +26,7 @@ class EvalSettings(Settings):
     stride: Annotated[int, Ge(1)] | None = None
     """Tokens between the starts of two windows. Default: the length."""
     windows: Annotated[int, Ge(1)] | None = 32
-    """Windows per text and length, spread evenly."""
+    """Pieces of the longest length to score, spread evenly over each text; every length scores the same pieces."""
 
     def __post_init__(self) -> None:
         if self.stride is not None and self.lengths and self.stride > min(self.lengths):
@@ -76,5 +78,7 @@ class FinetuneSettings(Settings):
 
 def train_defaults(settings: AdaptSettings) -> dict[str, Any]:
     """The defaults of training for a method, as `TrainSettings.parse` takes them."""
-    rate = RATE_OF_ALL if settings.plan.everything else RATE_OF_FEW
+    plan = settings.plan
+    only_tape = plan.tape and not plan.lora and not settings.trains("embeddings") and not settings.trains("norms")
+    rate = RATE_OF_ALL if plan.everything else RATE_OF_TAPE if only_tape else RATE_OF_FEW
     return {**TRAIN_DEFAULTS, "learning_rate": rate, "seed": settings.seed}

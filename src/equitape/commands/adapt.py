@@ -9,6 +9,7 @@ from rich.console import Console
 from ..adapt.settings import (
     RATE_OF_ALL,
     RATE_OF_FEW,
+    RATE_OF_TAPE,
     TRAIN_DEFAULTS,
     EvalSettings,
     FinetuneSettings,
@@ -43,7 +44,10 @@ TRAINING = OptionsOf(
         "eval_steps",
         "jumps",
     ),
-    defaults={**TRAIN_DEFAULTS, "learning_rate": f"{RATE_OF_ALL:g} where all weights train, else {RATE_OF_FEW:g}"},
+    defaults={
+        **TRAIN_DEFAULTS,
+        "learning_rate": f"{RATE_OF_ALL:g} where all weights train, {RATE_OF_TAPE:g} for tape, else {RATE_OF_FEW:g}",
+    },
 )
 DATA = OptionsOf(
     cls=FinetuneSettings,

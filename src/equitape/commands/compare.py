@@ -50,6 +50,8 @@ def compare(
         return
     if plan.data:
         typer.echo(f"Training data: {plan.data}", err=True)
+    if plan.task.warning:
+        typer.echo(f"Warning: {plan.task.warning}", err=True)
     try:
         results = comparison.compare(plan, out, jobs=jobs, console=Console(stderr=True))
     except KeyboardInterrupt:

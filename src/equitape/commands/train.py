@@ -86,6 +86,8 @@ def train(
             typer.echo(f"There is no run in {out} to resume; this one starts from the beginning.", err=True)
         if plan.data:
             typer.echo(f"Training data: {plan.data}", err=True)
+        if plan.task.warning:
+            typer.echo(f"Warning: {plan.task.warning}", err=True)
     progress = Progress(Console(stderr=True))
     try:
         result = execute(plan, choice.label, number, out, resume=resume, progress=progress)

@@ -52,7 +52,9 @@ class AdaptedForCausalLM(EquitapeForCausalLM):
 AdaptedForCausalLM.__name__ = EquitapeForCausalLM.__name__
 
 
-def adapt(base: Base, method: str = "tape", *, dtype: str | torch.dtype = "auto", **options: Any) -> AdaptedForCausalLM:
+def adapt(
+    base: Base, method: str = "tape+lora", *, dtype: str | torch.dtype = "auto", **options: Any
+) -> AdaptedForCausalLM:
     """A pretrained model as an Equitape decoder, prepared for training by a method.
 
     base: a folder with safetensors, a GGUF file, or a loaded transformers model of the families Llama, Mistral, Qwen2

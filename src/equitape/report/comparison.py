@@ -88,7 +88,8 @@ def findings(summary: Summary) -> list[str]:
     """What the figures show, in sentences."""
     name = summary.headline
     spreads = {group.label: spread for group in summary.groups if (spread := group.metric(name)) is not None}
-    sentences = []
+    warning = summary.results.task.warning
+    sentences = [warning] if warning else []
     if spreads:
         best = (max if summary.higher_is_better(name) else min)(spread.mean for spread in spreads.values())
         first = [label for label, spread in spreads.items() if spread.mean == best]

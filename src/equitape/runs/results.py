@@ -188,6 +188,8 @@ class TaskResult(Stored):
     tested_length: int | None = None
     metrics: tuple[Metric, ...] = KNOWN_METRICS
     """What the task computes."""
+    warning: str = ""
+    """What readers of the scores must know about the data."""
 
     @classmethod
     def from_dict(cls, content: dict[str, Any]) -> Self:

@@ -65,6 +65,11 @@ class Task:
         """Of what the task reads, so that a change shows; None where it makes its own data."""
         return None
 
+    @property
+    def warning(self) -> str:
+        """What readers of the scores must know about the data; empty where there is nothing."""
+        return ""
+
     def training_set(self, seed: int) -> Dataset[dict[str, Tensor]]:
         """Numbered examples: `input_ids`, `labels` and, where needed, `segment_ids`, all [T]."""
         raise NotImplementedError

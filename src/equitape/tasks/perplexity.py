@@ -111,7 +111,7 @@ def perplexity(
     stride: default: `length`. document_bytes: UTF-8 bytes of each document. keep_short: score documents shorter than a
     window too, each as one short window, instead of leaving them out. max_windows: take only so many windows, spread
     evenly over all; other lengths then score other tokens. spans: score only these predictions of each document, the
-    same at every length (`spread_spans` chooses some). progress: called with (windows done, windows in all).
+    same at every length (`spread_spans` and `spread_over_documents` choose some). progress: called with (windows done, windows in all).
     """
     tokens = [torch.as_tensor(document, dtype=torch.long) for document in documents]
     stride = length if stride is None else stride
@@ -270,6 +270,22 @@ def spread_spans(num_tokens: int, size: int, number: int | None) -> list[Span]:
     tiles = predictions // size
     chosen = torch.linspace(0, tiles - 1, min(number, tiles), dtype=torch.float64).round().long().tolist()
     return [(tile * size, (tile + 1) * size) for tile in chosen]
+
+
+def spread_over_documents(sizes: Sequence[int], size: int, number: int | None) -> list[list[Span]]:
+    """As `spread_spans`, over several documents: at most `number` spans in all, for each document its own.
+
+    sizes: tokens of each document. Documents without `size` predictions have none. None: all predictions of the others.
+    """
+    tiles = [max(0, tokens - 1) // size for tokens in sizes]
+    if number is None or number >= sum(tiles):
+        return [[(0, tokens - 1)] if count else [] for tokens, count in zip(sizes, tiles, strict=True)]
+    places = [(document, tile) for document, count in enumerate(tiles) for tile in range(count)]
+    spans: list[list[Span]] = [[] for _ in sizes]
+    for index in torch.linspace(0, len(places) - 1, number, dtype=torch.float64).round().long().tolist():
+        document, tile = places[index]
+        spans[document].append((tile * size, (tile + 1) * size))
+    return spans
 
 
 def _batches(windows: Sequence[Window], batch_size: int) -> Iterator[list[Window]]:

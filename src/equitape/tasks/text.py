@@ -6,7 +6,6 @@ that do not overlap, so that lengths differ in context alone.
 
 import logging
 import math
-import warnings
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from ..data.overlap import describe_overlap, find_overlap
 from ..data.packing import PackedDataset, collate_rows
 from ..data.streaming import StreamedRows
 from ..data.text import read_documents
@@ -93,9 +93,6 @@ class Text(Task):
                 read_documents(sources)
             except ValueError as error:
                 raise ValueError(f"Task 'text', option {which}: {error}") from None
-        if options.train == options.valid:
-            message = "Task 'text': train and valid name the same text; scores will say how well it is remembered."
-            warnings.warn(message, stacklevel=2)
         self.tokenizer = self._choose_tokenizer()
         self.vocab_size = len(self.tokenizer)
         self.eos_token_id = self.tokenizer.eos_token_id
@@ -127,6 +124,13 @@ class Text(Task):
         # what is streamed is known only when all of it was read
         trained = "streamed" if self.options.stream else self.train_store.facts.digest
         return f"{trained} {self.valid_store.facts.digest}"
+
+    @cached_property
+    def warning(self) -> str:  # type: ignore[override]
+        """Held-out text that is also trained on. Streamed text is not compared: that would read all of it first."""
+        if self.options.stream:
+            return ""
+        return describe_overlap("the held-out text", find_overlap(self.train_store, self.valid_store))
 
     @property
     def trained_length(self) -> int:

@@ -196,6 +196,7 @@ def collect(plan: Plan, out_dir: Path) -> Comparison:
             trained_length=task.trained_length,
             tested_length=task.tested_length,
             metrics=task.metrics,
+            warning=task.warning,
         ),
         claims=recipe.claims,
         claims_source=recipe.claims_source,

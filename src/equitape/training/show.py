@@ -20,6 +20,8 @@ def show_plan(plan: Plan, console: Console) -> None:
         seeds = ", ".join(map(str, about["seeds"]))
         table.add_row(escape(label), f"{about['parameters']:,} parameters, seeds {seeds}")
     console.print(table)
+    if plan.task.warning:
+        console.print(f"Warning: {escape(plan.task.warning)}", highlight=False)
     console.print("This was a dry run: nothing was trained.")
 
 
