@@ -111,7 +111,8 @@ def perplexity(
     stride: default: `length`. document_bytes: UTF-8 bytes of each document. keep_short: score documents shorter than a
     window too, each as one short window, instead of leaving them out. max_windows: take only so many windows, spread
     evenly over all; other lengths then score other tokens. spans: score only these predictions of each document, the
-    same at every length (`spread_spans` and `spread_over_documents` choose some). progress: called with (windows done, windows in all).
+    same at every length (`spread_spans` and `spread_over_documents` choose some). progress: called with (windows done,
+    windows in all).
     """
     tokens = [torch.as_tensor(document, dtype=torch.long) for document in documents]
     stride = length if stride is None else stride

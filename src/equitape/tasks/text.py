@@ -126,7 +126,7 @@ class Text(Task):
         return f"{trained} {self.valid_store.facts.digest}"
 
     @cached_property
-    def warning(self) -> str:  # type: ignore[override]
+    def warning(self) -> str:
         """Held-out text that is also trained on. Streamed text is not compared: that would read all of it first."""
         if self.options.stream:
             return ""
