@@ -35,6 +35,7 @@ CASES = {
     },
     "tape-fourier": {"init": "fourier"},
     "tape2": {},
+    "tape-inside": {"move": True, "decay": "gate", "decay_inside": True, "clock": True, "normalize": True},
     "tape-clock": {"move": True, "attention_update": False, "clock": True, "decay": "gate"},
     "tensor_tape": {},
     "tensor_tape-l1r4": {"channels": 1, "components": 4, "init": "fourier"},

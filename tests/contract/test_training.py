@@ -71,7 +71,7 @@ def expand_heads(model):
     config = model.config
     ratio = config.num_attention_heads // config.num_key_value_heads
     options = dict(config.encoding)
-    if options["kind"] in ("tape", "tensor_tape"):
+    if options["kind"] in ("tape", "tape2", "tensor_tape"):
         options.setdefault("mixer_size", 4 * config.num_key_value_heads)
     wide = EquitapeForCausalLM(
         type(config)(**{**config.to_dict(), "num_key_value_heads": config.num_attention_heads, "encoding": options})

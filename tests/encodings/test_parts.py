@@ -1,6 +1,7 @@
 """Decay, clock and move against their formulas written out in loops."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from cases import build, draw_tokens, gap, tiny_config
 from equitape import EquitapeForCausalLM
 from equitape.encodings import Geometry, Positions, build_encoding
 from equitape.encodings.clock import clock_drift
+from equitape.encodings.columns import put_columns, take_columns
 from equitape.encodings.decay import slopes
 from equitape.encodings.positions import add_jumps, index_runs
 from equitape.encodings.running import join_parts, running_sum, split_parts
@@ -20,16 +22,25 @@ N = 7
 SCALE = 8**-0.5
 
 
-def columns_of(encoding, ids, hidden, dtype=torch.float64, seed=0):
-    """What score_columns of a randomised first layer adds to the scaled scores: [B, H, N, N], and the layer."""
-    layer = build_encoding(encoding, SIZES).layer(0)
+def columns_alone(layer, hidden, positions, dtype):
+    """Queries and keys of zeros with the columns that a layer adds."""
+    query, key = (
+        torch.zeros(hidden.shape[0], heads, hidden.shape[1], 16, dtype=dtype)
+        for heads in (layer.num_heads, layer.num_kv_heads)
+    )
+    return layer.add_columns(query, key, hidden, positions, None, SCALE)
+
+
+def columns_of(encoding, ids, hidden, dtype=torch.float64, seed=0, sizes=SIZES):
+    """What add_columns of a randomised first layer adds to the scaled scores: [B, H, N, N], and the layer."""
+    layer = build_encoding(encoding, sizes).layer(0)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator))
     layer = layer.double()
     positions = Positions(ids=ids, origin=ids.amin(-1, keepdim=True))
-    query, key = layer.score_columns(hidden, positions, None, dtype, SCALE)
+    query, key = columns_alone(layer, hidden, positions, dtype)
     assert query.dtype == key.dtype == dtype
     key = key.repeat_interleave(2, dim=1)
     return SCALE * query.double() @ key.double().transpose(-1, -2), layer
@@ -48,13 +59,33 @@ def test_alibi_is_linear_in_distance_in_every_dtype(dtype):
     sizes = {"hidden_size": 32, "head_dim": 8, "num_layers": 1, "num_heads": 12, "num_kv_heads": 6}
     layer = build_encoding({"kind": "alibi"}, Geometry(**sizes)).layer(0)
     positions = Positions(ids=ids, origin=ids[:, :1])
-    query, key = layer.score_columns(torch.zeros(1, 3, 32), positions, None, dtype, SCALE)
+    query, key = columns_alone(layer, torch.zeros(1, 3, 32), positions, dtype)
     scores = SCALE * query.double() @ key.double().repeat_interleave(2, dim=1).transpose(-1, -2)
     exponents = [h + 1 for h in range(8)] + [h + 0.5 for h in range(4)]
     for head, exponent in enumerate(exponents):
         for near, far, distance in ((1, 0, 1), (2, 0, 3000), (2, 1, 2999)):
             found = (scores[0, head, 2, far] - scores[0, head, 2, near]).item()
             assert found == pytest.approx(-distance * 2**-exponent, rel=1e-5)
+
+
+def test_columns_inside_are_the_slowest_frequencies():
+    x = torch.arange(16.0)[None]
+    columns = -torch.arange(1.0, 5.0)[None]
+    assert put_columns(x, columns, True).tolist() == [[0, 1, 2, 3, 4, 5, -1, -2, 8, 9, 10, 11, 12, 13, -3, -4]]
+    for inside in (True, False):
+        assert torch.equal(take_columns(put_columns(x, columns, inside), 4, inside), columns)
+
+
+@pytest.mark.parametrize("decay", ["slopes", "learned", "gate"])
+def test_decay_inside_is_the_same_decay(decay):
+    ids = torch.tensor([[0, 1, 5, 6, 7, 8, 20]])
+    hidden = torch.randn(1, N, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    sizes = replace(SIZES, head_dim=16)
+    found = [
+        columns_of({"kind": "rope", "decay": decay, "decay_inside": inside}, ids, hidden, sizes=sizes)[0]
+        for inside in (True, False)
+    ]
+    assert gap(*found) < 1e-12
 
 
 @pytest.mark.parametrize("kind", ["nope", "rope", "tape"])
@@ -259,9 +290,18 @@ def test_jumps_that_mean_nothing_are_refused():
     [
         ({"decay": "slope"}, "decay is 'slope'; .* Did you mean 'slopes'"),
         ({"decay": "slopes", "decay_heads": 0.0}, "decay_heads is 0.0; it must be a number above 0"),
+        ({"decay": "gate", "decay_inside": True}, "needs head_dim of 6 or more; it is 4"),
         ({"decay": "gate", "decay_heads": 0.2}, "none of 2 heads; raise it to at least 0.5"),
     ],
 )
 def test_decays_that_mean_nothing_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
-        build("rope", options)
+        build("rope", options, head_dim=4)
+
+
+@pytest.mark.parametrize("case", ["tape2", "fox", "rope-clock", "tape-inside", "rope"])
+def test_configurations_know_the_width_of_cached_keys(case):
+    model = build(case)
+    past = model(draw_tokens(1, 5), use_cache=True).past_key_values
+    assert [layer.keys.shape[-1] for layer in past.layers] == model.config.key_cache_dims
+    assert [layer.values.shape[-1] for layer in past.layers] == model.config.value_cache_dims

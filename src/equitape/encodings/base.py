@@ -90,15 +90,15 @@ class LayerEncoding(HookedModule):
         """Bring positions into query [B, H, N, D] and key [B, G, N, D]; the key is cached as returned."""
         return query, key
 
-    def score_columns(
-        self, hidden: Tensor, positions: Positions, previous: Tensor | None, dtype: torch.dtype, scale: float
-    ) -> tuple[Tensor, Tensor] | None:
-        """Columns [B, H, N, E] for the query and [B, G, N, E] for the key, whose products join the scores; or None.
+    def add_columns(
+        self, query: Tensor, key: Tensor, hidden: Tensor, positions: Positions, last_key: Tensor | None, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        """Add columns to rotated queries and keys, whose products then join the scores; the key is cached as returned.
 
-        hidden: [B, N, C], what queries and keys are read from; previous: [B, G, E], these columns of the last cached
-        key, for encodings with `keeps_sums`; dtype: that of queries and keys; scale: the softmax scale.
+        hidden: [B, N, C], what queries and keys are read from; last_key: [B, G, D + E], the last cached key, for
+        encodings with `keeps_sums`; scale: the softmax scale.
         """
-        return None
+        return query, key
 
     def extra_values(self, state: Tensor | None) -> Tensor | None:
         """Columns [B, G, N, E] that ride along with the value through attention; None for none."""
@@ -196,11 +196,11 @@ class PositionalEncoding(HookedModule):
         """How many columns each block adds to queries and keys."""
         return [0] * self.geometry.num_layers
 
-    def map_ids(self, positions: Positions, embeddings: Tensor, previous: Tensor | None) -> Positions:
+    def map_ids(self, positions: Positions, embeddings: Tensor, last_key: Tensor | None) -> Positions:
         """Replace ids before anything reads them (once per forward, outside checkpointed code).
 
-        embeddings: [B, N, C], of the tokens alone; previous: [B, G, E], the columns of the last cached key of the first
-        block, for encodings with `keeps_sums`.
+        embeddings: [B, N, C], of the tokens alone; last_key: [B, G, D + E], the last cached key of the first block, for
+        encodings with `keeps_sums`.
         """
         return positions
 

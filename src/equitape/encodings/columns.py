@@ -8,19 +8,29 @@ from torch import Tensor, nn
 
 from .base import LayerEncoding, PositionalEncoding
 from .clock import clock_drift
-from .decay import DECAY_COLUMNS, Decay, DecayOptions
+from .decay import Decay, DecayOptions, count_columns
 from .options import Geometry, Options
 from .positions import Positions
-from .running import PARTS, split_parts
-
-ALIGNMENT = 8
-"""Attention kernels want widths in multiples of this; the columns are filled up with zeros."""
+from .running import split_parts
 
 
-def count_columns(options: DecayOptions, keeps_clock: bool) -> int:
-    """E of a block, zeros included."""
-    used = DECAY_COLUMNS[options.decay] + PARTS * keeps_clock
-    return -(-used // ALIGNMENT) * ALIGNMENT
+def put_columns(x: Tensor, columns: Tensor, inside: bool) -> Tensor:
+    """Queries or keys [..., D] with columns [..., E] behind them, or inside, in place of the slowest frequencies.
+
+    Channels m and m + D / 2 belong to one frequency, so those are the last E / 2 of both halves.
+    """
+    if not inside:
+        return torch.cat((x, columns), dim=-1)
+    (first, second), (one, two) = x.chunk(2, dim=-1), columns.chunk(2, dim=-1)
+    kept = first.shape[-1] - one.shape[-1]
+    return torch.cat((first[..., :kept], one, second[..., :kept], two), dim=-1)
+
+
+def take_columns(x: Tensor, count: int, inside: bool) -> Tensor:
+    """The columns [..., E] that `put_columns` put there."""
+    if not inside:
+        return x[..., x.shape[-1] - count :]
+    return torch.cat([half[..., half.shape[-1] - count // 2 :] for half in x.chunk(2, dim=-1)], dim=-1)
 
 
 class ColumnsLayer(LayerEncoding):
@@ -34,6 +44,7 @@ class ColumnsLayer(LayerEncoding):
         super().__init__()
         self.num_heads, self.num_kv_heads = geometry.num_heads, geometry.num_kv_heads
         self.keeps_clock = keeps_clock
+        self.inside = options.decay_inside
         self.num_columns = count_columns(options, keeps_clock)
         self.decay = Decay(options, geometry) if options.decay != "none" else None
 
@@ -41,26 +52,28 @@ class ColumnsLayer(LayerEncoding):
         if self.decay is not None:
             self.decay.reset_parameters()
 
-    def score_columns(
-        self, hidden: Tensor, positions: Positions, previous: Tensor | None, dtype: torch.dtype, scale: float
-    ) -> tuple[Tensor, Tensor] | None:
-        width = self.num_columns
+    def add_columns(
+        self, query: Tensor, key: Tensor, hidden: Tensor, positions: Positions, last_key: Tensor | None, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        width, dtype = self.num_columns, key.dtype
         if not width:
-            return None
-        batch, num_tokens = hidden.shape[:2]
-        shape = (batch, self.num_kv_heads, num_tokens)
-        zero = torch.zeros((), device=hidden.device, dtype=dtype)
-        of_query, of_key = zero.expand(self.num_heads, 0), zero.expand(*shape, 0)
+            return query, key
+        previous = None if last_key is None else take_columns(last_key, width, self.inside)
+        shape = (*key.shape[:3], -1)
+        zero = torch.zeros((), device=key.device, dtype=dtype)
+        of_query, of_key = zero.expand(self.num_heads, 0), zero.expand(*key.shape[:3], 0)
         if self.decay is not None:
             of_query, of_key = self.decay.columns(hidden, positions, previous, dtype, scale)
-            of_key = of_key.expand(*shape, -1)
-        clock = zero.expand(*shape, 0)
+            of_key = of_key.expand(shape)
+        clock = zero.expand(*key.shape[:3], 0)
         if self.keeps_clock:
             assert positions.drift is not None
             clock = split_parts(positions.drift.detach(), dtype)
-        gap = zero.expand(*shape, width - of_key.shape[-1] - clock.shape[-1])
-        query_columns = nn.functional.pad(of_query, (0, width - of_query.shape[-1]))[None, :, None]
-        return query_columns.expand(batch, -1, num_tokens, -1), torch.cat((of_key, gap, clock), dim=-1)
+        gap = zero.expand(*key.shape[:3], width - of_key.shape[-1] - clock.shape[-1])
+        of_query = nn.functional.pad(of_query, (0, width - of_query.shape[-1]))[None, :, None]
+        of_query = of_query.expand(*query.shape[:3], -1)
+        of_key = torch.cat((of_key, gap, clock), dim=-1)
+        return put_columns(query, of_query, self.inside), put_columns(key, of_key, self.inside)
 
 
 class ColumnsEncoding(PositionalEncoding):
@@ -82,13 +95,17 @@ class ColumnsEncoding(PositionalEncoding):
 
     @property
     def key_columns(self) -> list[int]:
+        if self.decay.decay_inside:
+            return super().key_columns
         return [count_columns(self.decay, self.keeps_clock(index)) for index in range(self.geometry.num_layers)]
 
     def keeps_clock(self, index: int) -> bool:
         """Whether block `index` takes the clock's running sum into the cache."""
         return self.has_clock and index == 0
 
-    def map_ids(self, positions: Positions, embeddings: Tensor, previous: Tensor | None) -> Positions:
+    def map_ids(self, positions: Positions, embeddings: Tensor, last_key: Tensor | None) -> Positions:
         if not self.has_clock:
             return positions
+        width = count_columns(self.decay, keeps_clock=True)
+        previous = None if last_key is None else take_columns(last_key, width, self.decay.decay_inside)
         return positions._replace(drift=clock_drift(self.clock, embeddings, positions, previous))

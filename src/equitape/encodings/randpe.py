@@ -69,7 +69,7 @@ class RandPE(PositionalEncoding):
                 f"{needed} or more"
             )
 
-    def map_ids(self, positions: Positions, embeddings: Tensor, previous: Tensor | None) -> Positions:
+    def map_ids(self, positions: Positions, embeddings: Tensor, last_key: Tensor | None) -> Positions:
         if not self._samples:
             return positions
         num_tokens, reach = positions.ids.shape[1], self._range

@@ -101,10 +101,8 @@ class EquitapeAttention(nn.Module):
         query, key = self.encoding("rotate", query.transpose(1, 2), key.transpose(1, 2), state)
         # under autocast a float32 state may have made these float32; kernel and cache go by the dtype of the value
         query, key = query.to(value.dtype), key.to(value.dtype)
-        previous = last_key_columns(past_key_values, cache_layer, self.head_dim, positions)
-        products = self.encoding("score_columns", hidden_states, positions, previous, value.dtype, scaling)
-        if products is not None:
-            query, key = torch.cat((query, products[0]), dim=-1), torch.cat((key, products[1]), dim=-1)
+        last_key = last_cached_key(past_key_values, cache_layer, positions)
+        query, key = self.encoding("add_columns", query, key, hidden_states, positions, last_key, scaling)
         if past_key_values is not None:
             key, value = past_key_values.update(key, value, cache_layer)
 
@@ -117,23 +115,19 @@ class EquitapeAttention(nn.Module):
         return self.o_proj(output.flatten(2)), weights, attended_state, state
 
 
-def last_key_columns(past: Cache | None, cache_layer: int, head_dim: int | None, positions: Positions) -> Tensor | None:
-    """The extra columns [B, G, E] of the last cached key that is not padding, zeros for none; None if nothing asks."""
+def last_cached_key(past: Cache | None, cache_layer: int, positions: Positions) -> Tensor | None:
+    """The last cached key that is not padding, [B, G, D + E], zeros for none; None if nothing asks."""
     if past is None or positions.last_key is None or cache_layer >= len(past.layers):
         return None
     keys = past.layers[cache_layer].keys
     if keys is None or not keys.numel():
         return None
     # a sliding window holds the newest tokens alone
-    held = keys.shape[2]
-    index = positions.last_key
     seen = past.get_seq_length(cache_layer)
-    dropped = (seen - held).clamp(min=0) if isinstance(seen, Tensor) else max(seen - held, 0)
-    index = index - dropped
-    columns = keys[..., head_dim:].gather(
-        2, index.clamp(min=0)[:, None, None, None].expand(keys.shape[0], keys.shape[1], 1, keys.shape[3] - head_dim)
-    )
-    return columns[:, :, 0] * (index >= 0)[:, None, None]
+    dropped = (seen - keys.shape[2]).clamp(min=0) if isinstance(seen, Tensor) else max(seen - keys.shape[2], 0)
+    index = positions.last_key - dropped
+    place = index.clamp(min=0)[:, None, None, None].expand(keys.shape[0], keys.shape[1], 1, keys.shape[3])
+    return keys.gather(2, place)[:, :, 0] * (index >= 0)[:, None, None]
 
 
 def attend(

@@ -152,6 +152,13 @@ class EquitapeConfig(PreTrainedConfig):
         columns = build_encoding(self.encoding, self.geometry).value_columns
         return [self.head_dim + extra for extra in columns] * self.num_loops
 
+    @property
+    def key_cache_dims(self) -> list[int]:
+        """Width of the cached key in each layer: head_dim, and more where the encoding adds columns."""
+        assert isinstance(self.encoding, dict) and self.head_dim is not None
+        columns = build_encoding(self.encoding, self.geometry).key_columns
+        return [self.head_dim + extra for extra in columns] * self.num_loops
+
 
 def refuse_misspelt(kwargs: dict[str, Any], config: PreTrainedConfig) -> None:
     """Raise an error for a keyword that looks like a misspelt field; transformers would keep it as an attribute."""

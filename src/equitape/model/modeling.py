@@ -20,7 +20,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 from ..encodings import LayerEncoding, PositionalEncoding, build_encoding
 from ..encodings.base import ENCODINGS
 from . import checks
-from .attention import EquitapeAttention, EquitapeRMSNorm, last_key_columns
+from .attention import EquitapeAttention, EquitapeRMSNorm, last_cached_key
 from .block import EquitapeDecoderLayer
 from .configuration import EquitapeConfig
 from .masks import AttentionHook, build_masks, build_positions
@@ -154,8 +154,8 @@ class EquitapeModel(EquitapePreTrainedModel):
         masks = build_masks(self.config, self.encoding, x, attention_mask, positions, past_key_values, hook)
         if use_cache and past_key_values is None and may_cache:
             past_key_values = DynamicCache(config=self.config)
-        previous = last_key_columns(past_key_values, 0, self.config.head_dim, positions)
-        positions = self.encoding("map_ids", positions, x, previous)
+        last_key = last_cached_key(past_key_values, 0, positions)
+        positions = self.encoding("map_ids", positions, x, last_key)
         x = self.encoding("embed", x, positions)
         state = self.encoding("initial_state", positions, x.dtype)
 
