@@ -1,8 +1,16 @@
 # `make demo` and `make test` set up everything they need in .venv.
 PYTHON ?= python3
 BIN := .venv/bin
+# for `make test-oldest`: the oldest torch to test with, as pip names it; 2.11 is supported
+TORCH ?= torch==2.13.0
+OLDEST := .venv-oldest/bin
+OLDEST_TESTS ?= --quick $(QUICK)
+# for the inner loop: every hook of four encodings, the core against its oracles, a few training runs, the commands
+QUICK := tests/contract tests/encodings tests/model/test_llama.py tests/model/test_attention.py tests/kernels/test_rotary.py \
+	tests/runs tests/tasks/test_every_task.py tests/data/test_packing.py tests/training/test_run.py \
+	tests/pretrained/test_weights.py tests/test_settings.py tests/test_cli.py tests/test_saved_files.py tests/test_package.py
 
-.PHONY: demo test docs install lint format types unit clean
+.PHONY: demo test test-quick test-oldest docs install lint format types unit clean
 
 demo: install
 	$(BIN)/equitape demo
@@ -19,6 +27,14 @@ types: install
 
 unit: install
 	$(BIN)/python -m pytest -n 2 --dist worksteal --cov --cov-report=term
+
+# about a minute: run it after every change, and `make test` before you push
+test-quick: install
+	$(BIN)/python -m pytest -n 2 --dist worksteal --quick $(QUICK)
+
+# the quick tests with the oldest supported versions; `make test-oldest OLDEST_TESTS=tests` runs all
+test-oldest: .venv-oldest/.installed
+	$(OLDEST)/python -m pytest -n 2 --dist worksteal $(OLDEST_TESTS)
 
 format: install
 	$(BIN)/ruff check --fix .
@@ -37,5 +53,11 @@ install: .venv/.installed
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,docs]'
 	touch $@
 
+.venv-oldest/.installed: pyproject.toml constraints-oldest.txt
+	$(PYTHON) -m venv .venv-oldest
+	$(OLDEST)/python -m pip install --quiet --constraint constraints-oldest.txt $(TORCH)
+	$(OLDEST)/python -m pip install --quiet --constraint constraints-oldest.txt --editable '.[dev]'
+	touch $@
+
 clean:
-	rm -rf .venv .pytest_cache .ruff_cache .mypy_cache .hypothesis .coverage build src/*.egg-info
+	rm -rf .venv .venv-oldest .pytest_cache .ruff_cache .mypy_cache .hypothesis .coverage build src/*.egg-info

@@ -12,6 +12,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 import pytest
 import torch
 
+QUICK_CASES = {"nope", "rope", "alibi", "tape2"}
+"""Encodings of the quick tests: no ids, rotations, a bias, and a state with every part."""
+
 # before transformers brings Triton in: without a GPU its kernels run under the interpreter
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -21,6 +24,21 @@ import transformers
 torch.set_num_threads(1)
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
+
+
+def pytest_addoption(parser):
+    parser.addoption("--quick", action="store_true", help="of the tests over all encodings, run those of four")
+
+
+def pytest_collection_modifyitems(config, items):
+    if not config.getoption("quick"):
+        return
+    from cases import CASES
+
+    skipped = set(CASES) - QUICK_CASES
+    left_out = [item for item in items if hasattr(item, "callspec") and item.callspec.params.get("case") in skipped]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in set(left_out)]
 
 
 @pytest.fixture(autouse=True)

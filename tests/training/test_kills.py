@@ -1,7 +1,8 @@
 """A kill before any file operation of `train` and `compare` loses nothing: the resumed run is bit for bit the same.
 
-Every operation that changes a file is counted in a forked process, which ends itself as `kill -9` does before the k-th.
-The suite tries a sample of k; EQUITAPE_EVERY_KILL=1 tries all of them.
+Every operation that changes a file is counted in a forked process. Before the k-th, the folder is copied as `kill -9`
+would leave it there: with what was written, without what is still in the process. The suite resumes a sample of these
+copies; EQUITAPE_EVERY_KILL=1 resumes all of them.
 """
 
 import json
@@ -31,19 +32,22 @@ CHANGING = ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.tru
 CLOCK = ("seconds", "tokens_per_second", "peak_mib", "evaluate_seconds", "date", "environment")
 
 
-class Kill:
-    """Counts operations that change files under a folder, and ends the process before one of them."""
+class Watch:
+    """Counts operations that change files under a folder, and copies the folder before each of them."""
 
-    def __init__(self, folder: Path, at: int | None):
-        self.folder, self.at, self.count = str(folder), at, 0
+    def __init__(self, folder: Path, copies: Path):
+        self.folder, self.copies, self.count, self.copying = str(folder), copies, 0, False
 
     def __call__(self, event: str, arguments: tuple) -> None:
         writes = event == "open" and isinstance(arguments[1], str | None) and self.is_writing(arguments)
-        if not (writes or event in CHANGING) or not str(arguments[0]).startswith(self.folder):
+        if self.copying or not (writes or event in CHANGING) or not str(arguments[0]).startswith(self.folder):
             return
         self.count += 1
-        if self.count == self.at:
-            os._exit(9)
+        self.copying = True
+        (self.copies / str(self.count)).mkdir(parents=True)
+        if Path(self.folder).exists():
+            shutil.copytree(self.folder, self.copies / str(self.count) / "out", symlinks=True)
+        self.copying = False
 
     @staticmethod
     def is_writing(arguments: tuple) -> bool:
@@ -69,19 +73,15 @@ def run_compare(out: Path) -> None:
 COMMANDS = {"train": train, "compare": run_compare}
 
 
-def work(command: str, out: Path, at: int | None, counted: "multiprocessing.Queue | None") -> None:
+def work(command: str, out: Path, copies: Path | None) -> None:
     torch.set_num_threads(1)
-    kill = Kill(out, at)
-    sys.addaudithook(kill)
+    if copies is not None:
+        sys.addaudithook(Watch(out, copies))
     COMMANDS[command](out)
-    if counted is not None:
-        counted.put(kill.count)
-        counted.close()
-        counted.join_thread()
 
 
-def in_process(command: str, out: Path, at: int | None = None, counted=None) -> int | None:
-    process = multiprocessing.get_context("fork").Process(target=work, args=(command, out, at, counted))
+def in_process(command: str, out: Path, copies: Path | None = None) -> int | None:
+    process = multiprocessing.get_context("fork").Process(target=work, args=(command, out, copies))
     process.start()
     process.join()
     return process.exitcode
@@ -89,14 +89,13 @@ def in_process(command: str, out: Path, at: int | None = None, counted=None) -> 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """(folder, count of operations) of an uninterrupted run of a command."""
+    """(folder of an uninterrupted run of a command, folder of copies: N/out is what a kill before operation N leaves)."""
 
     @cache
     def make(command):
-        counted = multiprocessing.get_context("fork").Queue()
-        folder = tmp_path_factory.mktemp(command) / "out"
-        assert in_process(command, folder, counted=counted) == 0
-        return folder, counted.get(timeout=60)
+        home = tmp_path_factory.mktemp(command)
+        assert in_process(command, home / "run" / "out", home / "copies") == 0
+        return home / "run" / "out", home / "copies"
 
     return make
 
@@ -129,32 +128,36 @@ def points(count: int) -> list[int]:
     return sorted({1 + index * (count - 1) // (SAMPLE - 1) for index in range(SAMPLE)})
 
 
+def count_of(copies: Path) -> int:
+    return len(list(copies.iterdir()))
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_killed_before_a_file_operation(command, whole, tmp_path):
-    folder, count = whole(command)
+    folder, copies = whole(command)
     expected = content(folder)
+    count = count_of(copies)
     assert count > 60
     lost = []
     for at in points(count):
-        out = tmp_path / "out"
-        assert in_process(command, out, at) == 9, f"operation {at} was not reached"
+        shutil.copytree(copies / str(at), tmp_path / str(at))
+        out = tmp_path / str(at) / "out"
         code = in_process(command, out)
         found = content(out)
         if code != 0 or found != expected:
             differing = [name for name in {**found, **expected} if found.get(name) != expected.get(name)]
             lost.append(f"killed before operation {at}: exit code {code}, differing: {differing}")
-        shutil.rmtree(out, ignore_errors=True)
     assert lost == []
 
 
-def test_finished_training_is_never_done_again(whole, tmp_path):
+def test_finished_training_is_never_done_again(whole):
     """A kill after the last step: what is left is scored and written, and no step is trained twice."""
-    count = whole("train")[1]
-    for at in range(count - 14, count + 1):
-        out = tmp_path / str(at)
-        assert in_process("train", out, at) == 9
-        if (out / "run.json").exists():
-            continue
+    copies = whole("train")[1]
+    count = count_of(copies)
+    unfinished = [copies / str(at) / "out" for at in range(count - 14, count + 1)]
+    unfinished = [out for out in unfinished if not (out / "run.json").exists()]
+    assert unfinished
+    for out in unfinished:
         steps = [json.loads(line)["step"] for line in (out / "log.jsonl").read_text().splitlines()]
         assert steps == [1, 2, 3]
         assert (out / "checkpoints" / "checkpoint-3" / "manifest.json").exists()
