@@ -12,9 +12,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 import pytest
 import torch
 
-QUICK_CASES = {"nope", "rope", "alibi", "tape2"}
-"""Encodings of the quick tests: no ids, rotations, a bias, and a state with every part."""
-
 # before transformers brings Triton in: without a GPU its kernels run under the interpreter
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -24,6 +21,9 @@ import transformers
 torch.set_num_threads(1)
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
+
+QUICK_CASES = {"nope", "rope", "alibi", "tape2"}
+"""Encodings of the quick tests: no ids, rotations, a bias, and a state with every part."""
 
 
 def pytest_addoption(parser):
