@@ -11,6 +11,7 @@ import types
 
 import pytest
 
+from equitape.data import text as reading
 from equitape.data.text import Document, describe_sources, read_documents, short_names
 
 TEXTS = {"b/two.txt": "second é 漢字\r\n", "a.txt": "first", "b/one.md": "# one\n", "c.py": "x = 1\n"}
@@ -249,3 +250,64 @@ def test_short_names_tell_sources_apart():
         "proofs/train",
     ]
     assert short_names(["/home/me/a.txt", "/home/me/a.txt"]) == ["a.txt", "a.txt"]
+
+
+def make_tar(path, names=("a", "b", "c", "d")):
+    with tarfile.open(path, "w") as archive:
+        for name in names:
+            content = f"{name} text".encode()
+            member = tarfile.TarInfo(f"{name}.txt")
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize("how", ["flipped", "zeroed", "cut", "joined", "cut inside a header"])
+def test_a_damaged_archive_loses_nothing_silently(tmp_path, how):
+    """tarfile takes a damaged header, zeros and a missing end for the end of the archive."""
+    path = tmp_path / "books.tar"
+    content = bytearray(make_tar(path))
+    header = 2 * 1024
+    if how == "flipped":
+        content[header + 3] ^= 1
+    elif how == "zeroed":
+        content[header : header + 512] = bytes(512)
+    elif how == "cut":
+        del content[header:]
+    elif how == "joined":
+        content += bytes(content)
+    else:
+        del content[header + 100 :]
+    for name in ("books.tar", "books.tar.gz"):
+        (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
+        with pytest.raises(ValueError, match=r"is not a whole archive .* fetch or pack it again"):
+            list(read_documents(tmp_path / name))
+    make_tar(path)
+    assert len(list(read_documents(path))) == 4
+
+
+def test_corrupt_compression_and_deep_nesting(tmp_path):
+    packed = bytearray(gzip.compress(b"some text to pack" * 100))
+    packed[20] ^= 255
+    (tmp_path / "a.txt.gz").write_bytes(packed)
+    with pytest.raises(ValueError, match="cannot be read to its end"):
+        list(read_documents(tmp_path / "a.txt.gz"))
+    (tmp_path / "deep.jsonl").write_text("[" * 200_000 + "\n")
+    with pytest.raises(ValueError, match=r"Line 1 of .* is nested too deeply"):
+        list(read_documents(tmp_path / "deep.jsonl"))
+
+
+def test_a_document_has_a_largest_size(tmp_path, monkeypatch):
+    """A compression bomb ends in a sentence, not in all the memory."""
+    monkeypatch.setattr(reading, "MOST_DOCUMENT_BYTES", 1000)
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"x" * 1001))
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b'{"text": "' + b"x" * 1001 + b'"}'))
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        member = tarfile.TarInfo("a.txt")
+        member.size = 1001
+        archive.addfile(member, io.BytesIO(b"x" * 1001))
+    for name in ("a.txt.gz", "a.jsonl.gz", "a.tar"):
+        with pytest.raises(ValueError, match=r"unpacks to more than .* GiB, the most for one document; split it"):
+            list(read_documents(tmp_path / name))
+    (tmp_path / "b.txt.gz").write_bytes(gzip.compress(b"x" * 1000))
+    assert len(list(read_documents(tmp_path / "b.txt.gz"))) == 1

@@ -280,3 +280,22 @@ def test_model_cards(tmp_path):
 def test_a_model_that_was_not_adapted(tmp_path):
     with pytest.raises(ValueError, match=r"was not made by equitape.adapt, so it has no adapter"):
         save_adapter(build("tape"), tmp_path)
+
+
+def test_an_adapter_from_the_hub(tmp_path, monkeypatch):
+    model = adapt(make_source(), "lora")
+    model.save_adapter(tmp_path / "fetched")
+    asked = []
+
+    def fetch(name, allow_patterns):
+        asked.append((name, sorted(allow_patterns)))
+        return str(tmp_path / "fetched")
+
+    monkeypatch.setattr("equitape.pretrained.adapting.snapshot_download", fetch)
+    again = load_adapter(make_source(), "someone/adapter")
+    assert asked == [("someone/adapter", ["adapter.json", "adapter.safetensors"])]
+    assert again.adaptation.trained == model.adaptation.trained
+    monkeypatch.undo()
+    # the tests are offline
+    with pytest.raises(ValueError, match="There is no adapter in 'someone/nowhere': there is no such folder here, and"):
+        load_adapter(make_source(), "someone/nowhere")

@@ -11,6 +11,7 @@ import json
 import lzma
 import os
 import tarfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, NamedTuple
@@ -27,6 +28,12 @@ JSON_LINES = (".jsonl", ".jsonl.gz", ".jsonl.xz")
 TEXT_FIELDS = ("text", "document")
 """Where a JSON line or a dataset's row keeps its text; the first one present counts."""
 COMPRESSED: dict[str, Callable[[Any], IO[bytes]]] = {".gz": gzip.open, ".xz": lzma.open}  # type: ignore[dict-item]
+
+
+MOST_DOCUMENT_BYTES = 2**31
+"""A larger document is refused: a small damaged or malicious file can unpack to more than the memory holds."""
+DAMAGED = (OSError, EOFError, lzma.LZMAError, zlib.error)
+"""What reading a damaged file raises."""
 
 
 class Document(NamedTuple):
@@ -181,21 +188,54 @@ def _read_archive(name: str, stream: IO[bytes], inside: str) -> Iterator[Documen
     """Members in the archive's own order, so that it is read once from front to back."""
     found = False
     try:
-        with tarfile.open(fileobj=stream, mode="r|*") as archive:
+        with tarfile.open(fileobj=stream, mode="r|*", tarinfo=StrictMember) as archive:
             for member in archive:
                 path = PurePosixPath(member.name)
                 wanted = not inside or path.is_relative_to(inside)
                 if not member.isfile() or not wanted or _is_hidden(path.parts):
                     continue
                 found = True
+                _check_size(f"{name}/{path}", member.size)
                 content = archive.extractfile(member)
                 assert content is not None
                 # a member is read whole: what decompresses it may want to seek, which the archive cannot
                 yield from _read_stream(f"{name}/{path}", io.BytesIO(content.read()))
-    except (tarfile.TarError, lzma.LZMAError, EOFError, OSError) as error:
+            _check_end(archive)
+    except (tarfile.TarError, *DAMAGED) as error:
         raise ValueError(f"{name!r} is not a whole archive ({error}); fetch or pack it again.") from error
     if inside and not found:
         raise ValueError(f"The archive {name!r} has nothing under {inside!r}; list it with: tar tf {name}")
+
+
+class StrictMember(tarfile.TarInfo):
+    """A member of an archive. tarfile takes a damaged header, or a missing end, for the end of the archive."""
+
+    @classmethod
+    def fromtarfile(cls, archive: tarfile.TarFile) -> "StrictMember":
+        try:
+            return super().fromtarfile(archive)
+        except tarfile.EOFHeaderError:  # type: ignore[attr-defined]
+            raise
+        except tarfile.HeaderError as error:
+            # the first header of an archive shows which compression it has
+            if archive.offset == 0:
+                raise
+            raise tarfile.ReadError(f"damaged at byte {archive.offset:,}: {error}") from error
+
+
+def _check_end(archive: tarfile.TarFile) -> None:
+    """Refuse what follows the end mark: members behind a header of zeros, or a second archive."""
+    stream: Any = archive.fileobj
+    while block := stream.read(tarfile.RECORDSIZE):
+        if block.strip(b"\0"):
+            raise tarfile.ReadError(f"more data follows its end mark at byte {archive.offset:,}")
+
+
+def _check_size(name: str, size: int) -> None:
+    if size > MOST_DOCUMENT_BYTES:
+        raise ValueError(
+            f"{name!r} unpacks to more than {MOST_DOCUMENT_BYTES / 2**30:g} GiB, the most for one document; split it."
+        )
 
 
 def _read_lines(name: str, stream: IO[bytes]) -> Iterator[Document]:
@@ -210,6 +250,8 @@ def _read_lines(name: str, stream: IO[bytes]) -> Iterator[Document]:
             raise ValueError(
                 f"Line {number} of {name!r} is not JSON ({error.msg}); each line must be one object."
             ) from None
+        except RecursionError:
+            raise ValueError(f"Line {number} of {name!r} is nested too deeply; each line must be one object.") from None
         text = _text_of(row, f"Line {number} of {name!r}")
         if text:
             yield Document(f"{name}:{number}", text)
@@ -226,9 +268,11 @@ def _text_of(row: Any, where: str) -> str:
 
 def _read_bytes(name: str, stream: IO[bytes], line: bool = False) -> bytes:
     try:
-        return stream.readline() if line else stream.read()
-    except (OSError, EOFError, lzma.LZMAError) as error:
+        content = stream.readline(MOST_DOCUMENT_BYTES + 1) if line else stream.read(MOST_DOCUMENT_BYTES + 1)
+    except DAMAGED as error:
         raise ValueError(f"{name!r} cannot be read to its end ({error}); fetch or pack it again.") from error
+    _check_size(name, len(content))
+    return content
 
 
 def _decode(name: str, content: bytes) -> str:

@@ -65,13 +65,14 @@ class XPos(PositionalEncoding):
     needs_extent = True
 
     def initial_state(self, positions: Positions, dtype: torch.dtype) -> Tensor:
-        assert positions.origin is not None
         options, dim = self.options, self.geometry.head_dim
         device = positions.ids.device
         frequencies = inverse_frequencies(dim, options.theta, UNSCALED, device)
         exact = position_dtype(device)
         zeta = (torch.arange(0, dim, 2, device=device, dtype=exact) / dim + options.gamma) / (1 + options.gamma)
-        distance = (positions.ids - positions.origin - self.geometry.max_positions // 2)[..., None].to(exact)
+        # a decoder of other code may not say where its sequences start; they then start at 0
+        origin = 0 if positions.origin is None else positions.origin
+        distance = (positions.ids - origin - self.geometry.max_positions // 2)[..., None].to(exact)
         scale = zeta ** (distance / options.scale_base)
         return torch.cat((phasors(positions.ids, frequencies, dtype), scale.to(dtype)[:, None]), dim=-1)
 

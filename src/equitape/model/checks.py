@@ -19,6 +19,18 @@ def check_tokens(input_ids: Tensor | None, inputs_embeds: Tensor | None) -> None
         raise ValueError(f"Give exactly one of input_ids and inputs_embeds; {given} was given.")
 
 
+def check_vocabulary(input_ids: Tensor, vocab_size: int) -> None:
+    """Every id has an embedding. Only on the CPU: reading values of another device waits for it."""
+    if input_ids.device.type != "cpu" or not may_read() or not input_ids.numel():
+        return
+    smallest, largest = (int(bound) for bound in input_ids.aminmax())
+    if smallest < 0 or largest >= vocab_size:
+        raise ValueError(
+            f"input_ids holds {smallest if smallest < 0 else largest}; the model's vocabulary has the ids 0 to "
+            f"{vocab_size - 1}. Use the tokenizer that the model was trained with."
+        )
+
+
 def check_position_ids(position_ids: Tensor | None, x: Tensor) -> None:
     """[B, N] or [1, N], integers, none negative."""
     if position_ids is None:
@@ -110,6 +122,22 @@ def check_cache(encoding: PositionalEncoding, past: Cache | None) -> None:
         raise ValueError(
             f"Encoding {encoding.kind!r} reads running sums from cached keys, which {type(past).__name__} keeps "
             f"quantised or on another device; use a dynamic or a static cache."
+        )
+
+
+def check_cache_width(encoding: PositionalEncoding, past: Cache | None) -> None:
+    """Cached values must carry the positional state, where the encoding has one: those of a learnt prefix do not."""
+    widened = next((index for index, extra in enumerate(encoding.value_columns) if extra), None)
+    if past is None or widened is None or widened >= len(past.layers):
+        return
+    layer, expected = past.layers[widened], encoding.geometry.head_dim + encoding.value_columns[widened]
+    values = getattr(layer, "values", None)
+    if "Quantized" in type(layer).__name__ or not isinstance(values, Tensor) or values.dim() != 4:
+        return
+    if values.numel() and values.shape[-1] != expected:
+        raise ValueError(
+            f"The cache holds values of width {values.shape[-1]}, and encoding {encoding.kind!r} needs {expected}: its "
+            f"values carry positional state. Prefix tuning makes such caches; use LoRA or prompt tuning instead."
         )
 
 

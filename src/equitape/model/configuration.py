@@ -1,13 +1,31 @@
 """EquitapeConfig: a Llama configuration with a choice of positional encoding."""
 
+import json
 import warnings
 from difflib import get_close_matches
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedConfig
 
 from ..encodings import Geometry, build_encoding, parse_encoding
 
+CODE_FILE = "equitape_model.py"
+CODE = '''"""This model needs the Python package equitape: pip install equitape
+
+After `import equitape`, transformers loads the model as any other. Without that import, transformers asks to trust this
+file (trust_remote_code=True), which does nothing but import the package.
+"""
+
+from equitape import EquitapeConfig, EquitapeForCausalLM, EquitapeModel
+'''
+AUTO_MAP = {
+    "AutoConfig": "equitape_model.EquitapeConfig",
+    "AutoModel": "equitape_model.EquitapeModel",
+    "AutoModelForCausalLM": "equitape_model.EquitapeForCausalLM",
+}
+"""Written to config.json, so that transformers finds CODE_FILE where equitape was not imported."""
 REMOVED_FIELDS = {"shifted_group_size": "equitape.adapt with the method 'longlora' sets the groups for training"}
 """Fields of version 0.1 that files may still hold."""
 
@@ -66,6 +84,8 @@ class EquitapeConfig(PreTrainedConfig):
     encoding: dict[str, Any] | str | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
+        # written with every file, and no property of the model
+        kwargs.pop("auto_map", None)
         refuse_misspelt(kwargs, self)
         for name, instead in REMOVED_FIELDS.items():
             if kwargs.pop(name, None) is not None:
@@ -84,6 +104,17 @@ class EquitapeConfig(PreTrainedConfig):
         self._check_sizes()
         self.encoding = parse_encoding(self.encoding, self.geometry)
         super().__post_init__(**kwargs)
+
+    def to_json_file(self, json_file_path: str | PathLike[str], use_diff: bool = True) -> None:
+        """Write config.json, with a file of code that tells what to install."""
+        content = {**json.loads(self.to_json_string(use_diff=use_diff)), "auto_map": AUTO_MAP}
+        path = Path(json_file_path)
+        path.with_name(CODE_FILE).write_text(CODE)
+        path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
+        """Nothing: transformers would copy this package's source into saved models."""
 
     def _check_sizes(self) -> None:
         assert self.num_key_value_heads is not None and self.head_dim is not None

@@ -70,6 +70,10 @@ class EquitapePreTrainedModel(PreTrainedModel):
         return super()._check_and_adjust_attn_implementation(attn_implementation, *args, **kwargs)
 
     @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoModel") -> None:
+        """Nothing: transformers would copy this package's source into saved models."""
+
+    @classmethod
     def from_pretrained(
         cls, pretrained_model_name_or_path: Any, *args: Any, output_loading_info: bool = False, **kwargs: Any
     ) -> Any:
@@ -139,12 +143,15 @@ class EquitapeModel(EquitapePreTrainedModel):
             output_position_states = self.config.output_position_states
         checks.check_paged_cache(kwargs)
         checks.check_tokens(input_ids, inputs_embeds)
+        if input_ids is not None and isinstance(self.embed_tokens, nn.Embedding):
+            checks.check_vocabulary(input_ids, self.embed_tokens.num_embeddings)
         x: Tensor = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         checks.check_position_ids(position_ids, x)
         checks.check_segments(segment_ids, x, past_key_values)
         checks.check_jumps(position_jumps, x, past_key_values)
         checks.check_mask(attention_mask, x, past_key_values, segment_ids is not None)
         checks.check_cache(self.encoding, past_key_values)
+        checks.check_cache_width(self.encoding, past_key_values)
 
         positions = build_positions(
             self.encoding, x, attention_mask, position_ids, segment_ids, past_key_values, position_jumps

@@ -1,22 +1,28 @@
 """adapt and load_adapter: from a pretrained model to an Equitape decoder that keeps track of what it trains."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
 from ..model import EquitapeForCausalLM
+from ..runs.errors import first_line
 from ..runs.files import files_in
 from .adaptation import Adaptation, adaptation_of
-from .adapter import DESCRIPTION, describe_difference, insert, read_description, read_tensors, save_adapter
+from .adapter import DESCRIPTION, TENSORS, describe_difference, insert, read_description, read_tensors, save_adapter
 from .card import CARD, model_card
 from .families import translate_config
 from .lora import merged_state
 from .methods import change_config, set_training, trained_parameters
 from .settings import AdaptSettings
 from .weights import Base, convert, fingerprint, load_source
+
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 class AdaptedForCausalLM(EquitapeForCausalLM):
@@ -87,9 +93,10 @@ def build(base: Base, settings: AdaptSettings, dtype: str | torch.dtype = "auto"
 def load_adapter(base: Base, directory: Path | str, *, dtype: str | torch.dtype = "auto") -> AdaptedForCausalLM:
     """The adapted model again: the base, as for `adapt`, with the tensors that `save_adapter` wrote.
 
+    directory: a folder, or the name of a repository on the Hugging Face Hub.
     Tensors come back bit for bit where the base has the dtype they were trained in, and are rounded to it otherwise.
     """
-    folder = Path(directory).expanduser()
+    folder = find_adapter(directory)
     description = read_description(folder)
     tensors = read_tensors(folder, description)
     settings = AdaptSettings.parse(description["settings"], f"{str(folder / DESCRIPTION)!r}")
@@ -104,6 +111,20 @@ def load_adapter(base: Base, directory: Path | str, *, dtype: str | torch.dtype 
     insert(model, tensors, adaptation.trained, str(directory))
     adaptation.training = description["training"]
     return model
+
+
+def find_adapter(name: Path | str) -> Path:
+    """The folder of an adapter, fetched from the Hugging Face Hub if there is none of that name here."""
+    folder = Path(name).expanduser()
+    if folder.exists() or not HUB_NAME.fullmatch(str(name)):
+        return folder
+    try:
+        return Path(snapshot_download(str(name), allow_patterns=[DESCRIPTION, TENSORS]))
+    except (OSError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError) as error:
+        raise ValueError(
+            f"There is no adapter in {str(name)!r}: there is no such folder here, and no repository of that name can "
+            f"be fetched from the Hugging Face Hub ({first_line(error)})."
+        ) from None
 
 
 def name_of(base: Base) -> str:

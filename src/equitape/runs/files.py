@@ -56,7 +56,7 @@ def read_json(path: Path) -> Any:
     """What a file of JSON holds; None where there is no file, or a damaged one."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
 
 
