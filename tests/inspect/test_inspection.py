@@ -115,7 +115,7 @@ def test_every_encoding_can_be_looked_at(case):
     encoding = model.model.encoding
     assert (inspection.norms is not None) == encoding.has_field
     assert (inspection.products is not None) == (encoding.has_field or encoding.kind == "tensor_tape")
-    assert inspection.updates == (encoding.kind in ("tape", "tensor_tape"))
+    assert inspection.updates == (encoding.kind in ("tape", "tape2", "tensor_tape"))
 
 
 def test_long_texts_are_sampled_evenly():
