@@ -27,9 +27,15 @@ from .values import Commas
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
-__all__ = ["Field", "Ge", "Gt", "Le", "Len", "Lt", "Settings", "describe_settings", "field_help", "list_fields"]
+__all__ = [
+    "Field", "Ge", "Gt", "Le", "Len", "Lt", "Positive", "Settings", "Share", "describe_settings", "field_help",
+    "list_fields",
+]  # fmt: skip
 
 logger = logging.getLogger(__name__)
+
+Positive = Annotated[int, Ge(1)]
+Share = Annotated[float, Ge(0), Le(1)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,7 +238,9 @@ def _describe_kind(kind: Any, finite: bool) -> str:
         choices = [repr(part) if isinstance(part, str) else str(part).lower() for part in parts]
         return choices[0] if len(choices) == 1 else f"one of {', '.join(choices)}"
     if kind is tuple or origin is tuple:
-        return _describe_list(parts, finite)
+        listed = _describe_list(parts, finite)
+        filled = any(isinstance(limit, Len) for limit in limits)
+        return listed.replace("a list", "a list that is not empty", 1) if filled else listed
     if kind is dict or origin is dict:
         return "a dictionary, for example {key: value}"
     if isinstance(kind, type) and issubclass(kind, Settings):

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import equitape
 from equitape.cli import app
 from equitape.evaluation import EVALUATIONS, available_evaluations
-from equitape.tasks import passkey
+from equitape.tasks import needles
 from gguf_files import write_gguf
 
 runner = CliRunner()
@@ -158,7 +158,7 @@ def test_what_is_refused(ours, base, tmp_path):
     cases = [
         ([ours, "--task", "pass-key"], "Unknown evaluation task 'pass-key'. Did you mean 'passkey'?"),
         ([ours, "--task", "scrolls:qasper2"], "no part 'qasper2'. Did you mean 'qasper'?"),
-        ([ours], "Say what to evaluate, by --task."),
+        ([ours], "Name what to evaluate with --task."),
         ([ours, "--task", "passkey", "--task", "passkey"], "named twice"),
         ([ours, "--task", "passkey", "lenghts=[3]"], "No task here has an option 'lenghts'. Did you mean 'lengths'?"),
         ([ours, "--task", "passkey", "needles.samples=3"], "there is no task 'needles' here"),
@@ -231,7 +231,7 @@ def test_refusals_come_before_the_model_is_loaded(wrong, ours, tmp_path, monkeyp
         (out / "notes.txt").write_text("mine")
     if wrong == "no rouge":
         monkeypatch.setitem(sys.modules, "rouge_score", None)
-    monkeypatch.setattr("equitape.evaluation.command.load_evaluated_model", lambda *_, **__: pytest.fail("loaded"))
+    monkeypatch.setattr("equitape.evaluation.loading.load_evaluated_model", lambda *_, **__: pytest.fail("loaded"))
     said = invoke(ours, *arguments, "--out", out, code=2)
     expected = {
         "full folder": "is not empty and holds no evaluation",
@@ -245,7 +245,7 @@ def test_an_interruption_says_what_is_kept_and_how_to_continue(ours, tmp_path, m
     out = tmp_path / "out"
     command = ["eval", ours, *PASSKEY, "samples=3", "--batch-tokens", "400", "--out", str(out)]
     monkeypatch.setattr(sys, "argv", ["equitape", *command])
-    write, calls = passkey.write_answers, []
+    write, calls = needles.write_answers, []
 
     def interrupted(*arguments):
         calls.append(arguments)
@@ -253,7 +253,7 @@ def test_an_interruption_says_what_is_kept_and_how_to_continue(ours, tmp_path, m
             raise KeyboardInterrupt
         return write(*arguments)
 
-    monkeypatch.setattr(passkey, "write_answers", interrupted)
+    monkeypatch.setattr(needles, "write_answers", interrupted)
     result = runner.invoke(app, command)
     assert result.exit_code == 130
     assert "keeps 1 of 3 units" in result.output

@@ -292,7 +292,7 @@ def test_where_the_headline_is(context, words, texts, tmp_path):
         ({"data": "nowhere.txt"}, "There is no file or folder 'nowhere.txt'"),
         ({"data": "TEXTS", "lengths": [500]}, "no document of 'texts' has the 501 tokens.*the longest has 50"),
         ({"data": "TEXTS", "stride": 300}, "stride must be from 1 to the shortest length, 256"),
-        ({"data": "TEXTS", "score": "knew"}, "unknown rule of scoring 'knew'. Did you mean 'new'"),
+        ({"data": "TEXTS", "score": "knew"}, "score is 'knew'; it must be one of 'new', 'all'. Did you mean 'new'"),
         ({"data": "TEXTS", "windows": 0}, "windows is 0"),
     ],
 )

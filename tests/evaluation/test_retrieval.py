@@ -10,8 +10,8 @@ from equitape.data.text import Document
 from equitape.data.tokenizers import train_bpe
 from equitape.evaluation import build_evaluation, evaluate, rescore
 from equitape.report.evaluation import report_folder
-from equitape.tasks.passkey import KEY as KEY_LINE
-from equitape.tasks.passkey import OPENING, QUESTION, first_number
+from equitape.tasks.needle_kinds import PASSKEY, PASSKEY_OPENING, PASSKEY_QUESTION
+from equitape.tasks.needles import first_number
 
 KEY = r"pass key is (\d{5})\. Remember"
 NUMBER = r"for ([a-z-]+) is: (\d+)(?s:.*)What is the special magic number for \1 "
@@ -128,14 +128,15 @@ def test_filler_from_text(tmp_path):
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("passkey", {"lengths": [0]}, "0 is not a length"),
+        ("passkey", {"lengths": [0]}, r"lengths is \[0\]; it must be a list.*of 1 or more"),
         ("passkey", {"lengths": [100.5]}, "each a whole number"),
-        ("passkey", {"depths": [1.5]}, "numbers from 0 to 1"),
+        ("passkey", {"depths": [1.5]}, "each a number from 0 to 1"),
         ("passkey", {"samples": 0}, "samples is 0"),
         ("passkey", {"sample": 1}, "no option 'sample'. Did you mean 'samples'"),
-        ("needles", {"kinds": ["multi_key"]}, "no kind 'multi_key'. Did you mean 'multikey'"),
-        ("needles", {"kinds": []}, "kinds is empty"),
+        ("needles", {"kinds": ["multi_key"]}, r"kinds is \['multi_key'\].*Did you mean 'multikey'"),
+        ("needles", {"kinds": []}, r"kinds is \[\]"),
         ("needle", {}, "Unknown evaluation task 'needle'. Did you mean 'needles'"),
+        ("addition", {}, "Task 'addition' scores the models that are trained on it"),
         ("passkey:x", {}, "has no parts"),
         ("scrolls", {}, "has no part ''"),
         ("scrolls:qmsun", {}, "no part 'qmsun'. Did you mean 'qmsum'"),
@@ -184,8 +185,8 @@ def test_every_passkey_is_measured_before_any_work():
     encode = task.maker.encode
 
     def sizes(length):
-        lines = [KEY_LINE.format(key=task.draw_key(place)) for place in task.places(length)]
-        return [len(encode(OPENING)) + len(encode(line)) + len(encode(QUESTION)) for line in lines]
+        lines = [PASSKEY.format(key=task.make(place).references[0]) for place in task.places(length)]
+        return [len(encode(PASSKEY_OPENING)) + len(encode(line)) + len(encode(PASSKEY_QUESTION)) for line in lines]
 
     # a length that the first prompt fits into and another does not
     near = sizes(1000)

@@ -132,7 +132,7 @@ def test_inspect_compares_with_other_models(folder, tmp_path):
         (["--ids", "1 2 3", "--show", "1-2"], "it must be FIRST:END"),
         (["--ids", "1 2 3", "--show", "1:9"], "the text has 3 tokens"),
         (["--ids", "1 2 3", "--dtype", "float23"], "Did you mean 'float32'?"),
-        (["--ids", "1 2 3", "--also", "nothing"], "NAME=FOLDER"),
+        (["--ids", "1 2 3", "--also", "nothing"], "write key=value, for example --also name=path"),
         (["--ids", "1 2 3", "--base", "x"], "holds no adapter"),
         (["--text", "abc", "--tokenizer", "/nowhere"], "There is no tokenizer in"),
     ],

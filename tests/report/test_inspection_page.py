@@ -12,7 +12,8 @@ import torch
 from cases import build, draw_tokens
 from equitape.inspect import certify, inspect_model, measure_stability
 from equitape.report.inspection import MISSING, Scale, linear_scale, maps_of, root_scale, signed_scale, write_page
-from equitape.report.inspection_plots import inspection_plots, plot_layers, plot_strips, write_plots
+from equitape.report.inspection_plots import inspection_plots, plot_layers, plot_strips
+from equitape.report.pages import write_plots
 
 
 def decode(scale, levels):
@@ -182,7 +183,7 @@ def test_page_tells_what_it_left_out_and_the_tables(page):
 
 def test_pictures(tape, tmp_path):
     inspection = inspect_model(tape, draw_tokens(1, 12))
-    names = {path.name for path in write_plots(inspection, tmp_path)}
+    names = set(write_plots(inspection_plots(inspection), tmp_path))
     assert names == {
         "attention.png", "attention-change.png", "state-products.png", "effective-distance.png", "layers.png", "tokens.png",
     }  # fmt: skip
@@ -195,7 +196,7 @@ def test_encodings_with_less_to_show(case, tmp_path):
     model = build(case, dtype=torch.float32)
     inspection = inspect_model(model, draw_tokens(1, 10))
     write_page(tmp_path / "page.html", inspection, title=case)
-    written = {path.name for path in write_plots(inspection, tmp_path)}
+    written = set(write_plots(inspection_plots(inspection), tmp_path))
     assert "attention.png" in written
     assert ("state-products.png" in written) == (case != "alibi")
     assert ("attention-change.png" in written) == ("tape" in case)

@@ -136,7 +136,7 @@ def test_parts_of_an_evaluation_draw_their_own_numbers():
         ("addition", {"trained_digits": 8, "tested_digits": 4}, "tested_digits is 4, less than trained_digits, 8"),
         ("addition", {"trained_digits": 2, "stride": 3}, "skip all trained sizes"),
         ("addition", {"samples": 0}, "samples is 0"),
-        ("addition", {"method": "beam"}, "no method 'beam'"),
+        ("addition", {"method": "beam"}, "method is 'beam'; it must be one of 'generate', 'teacher_forcing'"),
         ("addition", {"stride": "2"}, "it must be a whole number"),
         ("multiplication", {"tested_digits": 1}, "less than trained_digits"),
         ("copy", {"alphabet": 0}, "alphabet is 0"),

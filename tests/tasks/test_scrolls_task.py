@@ -177,7 +177,7 @@ def test_scores_without_rouge(tmp_path, monkeypatch, caplog):
         ({"dataset": ""}, "no set ''"),
         ({"length": 30}, "a length of 30 has no room for a document"),
         ({"length": 0}, "length is 0"),
-        ({"cut": "ending"}, r"cannot be cut at 'ending'"),
+        ({"cut": "ending"}, r"cut is 'ending'"),
         ({"train": "nowhere.jsonl"}, "There is no file or folder"),
         ({"tokenizer": "nowhere"}, "There is no tokenizer"),
     ],

@@ -187,10 +187,10 @@ def test_short_documents_are_scored_joined(options, tmp_path):
         ({"tokenizer": "bpe:many"}, "must say the size of its vocabulary, as bpe:8192"),
         ({"tokenizer": "bpe:100"}, "needs at least 258 entries"),
         ({"tokenizer": "lost/folder"}, "There is no tokenizer in 'lost/folder'"),
-        ({"length": 1}, "needs a length of 2 or more; it is 1"),
-        ({"factors": [2, 4]}, "with 1 among them; they are 2, 4"),
+        ({"length": 1}, "length is 1; it must be a whole number of 2 or more"),
+        ({"factors": [2, 4]}, r"factors is \[2, 4\]; 1 must be among them"),
         ({"factors": [1, 0.5]}, "each a whole number"),
-        ({"eval_tokens": 0}, "eval_tokens of 1 or more; it is 0"),
+        ({"eval_tokens": 0}, "eval_tokens is 0; it must be a whole number of 1 or more"),
         ({"lenght": 8}, "Task 'text' has no option 'lenght'. Did you mean 'length'"),
     ],
 )

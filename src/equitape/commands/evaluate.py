@@ -1,51 +1,59 @@
 """equitape eval."""
 
+import json as json_format
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
+from ..registry import describe_choices
+from ..settings import Ge, Settings
+from .options import OptionsOf, takes_settings
 
+
+@dataclass(frozen=True, kw_only=True)
+class EvalOptions(Settings):
+    """The options of the command."""
+
+    task: tuple[str, ...] = ()
+    """perplexity, passkey, needles, scrolls:NAME or lm-eval:NAME."""
+    base: str | None = None
+    """The pretrained model under an adapter."""
+    tokenizer: str | None = None
+    """'bytes', or a folder. Default: the model's own."""
+    dtype: str = "auto"
+    """auto (the file's), float32, bfloat16 or float16."""
+    device: str | None = None
+    """For example cuda:1. Default: a GPU where there is one."""
+    name: str | None = None
+    """Name of the model in reports. Default: its folder's name."""
+    out: Path | None = None
+    """Folder of results and reports. Default: runs/eval/MODEL/TASK."""
+    resume: bool = False
+    """Continue the evaluation in that folder."""
+    batch_tokens: Annotated[int, Ge(1)] | None = None
+    """Tokens per batch. Default: what fits into memory."""
+    no_score: bool = False
+    """Only generate answers; score them later with --rescore."""
+    rescore: bool = False
+    """Write the report of an evaluation again, without the model."""
+    beside: tuple[str, ...] = ()
+    """NAME=FOLDER of the same evaluation of another model, shown in the same report."""
+
+
+@takes_settings
 def evaluate(
     model: Annotated[
         str,
         typer.Argument(help="Folder of a model, run or adapter, or a GGUF file; with --rescore, of an evaluation."),
     ],
+    given: Annotated[dict[str, Any], OptionsOf(cls=EvalOptions)],
     overrides: Annotated[
         list[str] | None,
         typer.Argument(help="Options of tasks: key=value, or TASK.key=value for one of several.", show_default=False),
-    ] = None,
-    task: Annotated[
-        list[str] | None,
-        typer.Option(help="perplexity, passkey, needles, scrolls:NAME or lm-eval:NAME; repeatable."),
-    ] = None,
-    base: Annotated[str | None, typer.Option(help="The pretrained model under an adapter.")] = None,
-    tokenizer: Annotated[
-        str | None, typer.Option(help="'bytes', or a folder. Default: the model's own.", show_default=False)
-    ] = None,
-    dtype: Annotated[str, typer.Option(help="auto (the file's), float32, bfloat16 or float16.")] = "auto",
-    device: Annotated[
-        str | None,
-        typer.Option(help="For example cuda:1. Default: a GPU where there is one.", show_default=False),
-    ] = None,
-    name: Annotated[str | None, typer.Option(help="Name of the model in reports. Default: its folder's name.")] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder of results and reports. Default: runs/eval/MODEL/TASK.")
-    ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the evaluation in that folder.")] = False,
-    batch_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Tokens per batch. Default: what fits into memory.")
-    ] = None,
-    no_score: Annotated[
-        bool, typer.Option("--no-score", help="Only generate answers; score them later with --rescore.")
-    ] = False,
-    rescore: Annotated[
-        bool, typer.Option("--rescore", help="Write the report of an evaluation again, without the model.")
-    ] = False,
-    beside: Annotated[
-        list[str] | None,
-        typer.Option(help="NAME=FOLDER of the same evaluation of another model, shown in the same report. Repeatable."),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the reports as JSON for programs to read.")] = False,
 ) -> None:
@@ -57,36 +65,98 @@ def evaluate(
 
     After an interruption, the same command with --resume continues. Options and protocols: docs/how-to/evaluation.md.
     """
-    from ..evaluation.command import EvalCommand, run
+    from ..evaluation import rescore
+    from ..report.evaluation import print_report, report_folder
 
-    try:
-        reports = run(
-            EvalCommand(
-                model=model,
-                tasks=tuple(task or ()),
-                overrides=tuple(overrides or ()),
-                base=base,
-                tokenizer=tokenizer,
-                dtype=dtype,
-                device=device,
-                name=name,
-                out=out,
-                resume=resume,
-                batch_tokens=batch_tokens,
-                score=not no_score,
-                rescore=rescore,
-                beside=tuple(beside or ()),
-            ),
-            Console(stderr=json),
-        )
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
+    options = EvalOptions.parse(given, "eval")
+    console = Console(stderr=json)
+    beside = read_beside(options.beside)
+    reports = []
+
+    def show(report: dict[str, Any], folder: Path) -> None:
+        report_folder(folder, beside)
+        print_report(report, folder, console)
+        reports.append(report)
+
+    if not options.rescore:
+        run(model, options, overrides or [], console, show)
+    elif options.task or overrides:
+        raise ValueError("--rescore takes task and options from the folder of the evaluation; leave them out.")
+    else:
+        show(rescore(model), Path(model))
     if json:
-        typer.echo(to_json(reports))
+        typer.echo(json_format.dumps(reports, indent=1))
 
 
-def to_json(reports: list[dict[str, Any]]) -> str:
-    """For programs; the option of the same name hides the module in the command."""
-    import json
+def run(
+    model: str,
+    options: EvalOptions,
+    overrides: list[str],
+    console: Console,
+    show: Callable[[dict[str, Any], Path], None],
+) -> None:
+    """Evaluate a model on all tasks. show: called with the report of each task and its folder."""
+    from ..evaluation.loading import load_evaluated_model, model_label
+    from ..evaluation.runner import check_out, describe_kept, prepare, run_prepared
+    from ..pretrained.loading import check_model, is_local
+    from ..runs.interrupt import describe_interrupt
+    from ..runs.names import file_name
+    from ..tasks import EVALUATIONS, build_evaluations
 
-    return json.dumps(reports, indent=1)
+    if not options.task:
+        raise ValueError(f"Name what to evaluate with --task.{describe_choices('', EVALUATIONS)}")
+    if len(set(options.task)) < len(options.task):
+        raise ValueError("A task is named twice; name each task once.")
+    if options.beside and len(options.task) > 1:
+        raise ValueError("--beside works with one task; name only one with --task.")
+    tasks = build_evaluations(options.task, overrides)
+    root = options.out or Path("runs") / "eval" / model_label(model, options.name)
+    # each task has its own folder, unless --out names the folder of the only one
+    alone = options.out is not None and len(tasks) == 1
+    folders = [root if alone else root / file_name(task.full_name) for task in tasks]
+    # everything that can be refused without the model is refused before it is loaded
+    for task, folder in zip(tasks, folders, strict=True):
+        if not options.no_score:
+            task.check_scoring()
+        check_out(folder, options.resume)
+    if is_local(model):
+        check_model(model, options.base)
+    for task in tasks:
+        task.check_data()
+    evaluated = load_evaluated_model(
+        model,
+        base=options.base,
+        tokenizer=options.tokenizer,
+        dtype=options.dtype,
+        device=options.device,
+        label=options.name,
+    )
+    # prepare all tasks before the first one runs, so that errors come first
+    prepared = [
+        prepare(evaluated, task, folder, resume=options.resume, score=not options.no_score)
+        for task, folder in zip(tasks, folders, strict=True)
+    ]
+    for each in prepared:
+        try:
+            report = run_prepared(each, batch_tokens=options.batch_tokens, console=console)
+        except KeyboardInterrupt:
+            line = describe_interrupt(describe_kept(each), resume=True)
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
+            raise typer.Exit(130) from None
+        if each.score:
+            show(report, each.out)
+        else:
+            console.print(f"Answers are in {each.out}; score them with: equitape eval {each.out} --rescore")
+
+
+def read_beside(given: tuple[str, ...]) -> dict[str, Path]:
+    """Folders of other evaluations by name, from NAME=FOLDER or FOLDER."""
+    found: dict[str, Path] = {}
+    for entry in given:
+        name, equals, folder = entry.partition("=")
+        path = Path(folder if equals else entry)
+        label = name if equals else path.name
+        if label in found:
+            raise ValueError(f"--beside names {label!r} twice; give other names, as NAME=FOLDER.")
+        found[label] = path
+    return found

@@ -1,56 +1,116 @@
 """equitape inspect."""
 
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
+
+from ..settings import Ge, Settings
+from .options import OptionsOf, takes_settings
+
+PAGE, NUMBERS = "inspect.html", "inspect.json"
 
 
+@dataclass(frozen=True, kw_only=True)
+class InspectOptions(Settings):
+    """The options of the command."""
+
+    text: str | None = None
+    """Text to read: a file, or the text itself where there is no such file."""
+    ids: str | None = None
+    """Token ids instead of text: a file, or numbers like '3 1 4'."""
+    out: Path = Path("inspect")
+    """Folder for page, figures and pictures."""
+    tokenizer: str | None = None
+    """'bytes', or a folder. Default: the model's own."""
+    base: str | None = None
+    """The pretrained model under an adapter."""
+    max_tokens: Annotated[int, Ge(2)] = 512
+    """Read at most this many tokens of the text."""
+    show: str | None = None
+    """Show only tokens FIRST:END, each of them in full."""
+    cells: Annotated[int, Ge(2)] = 128
+    """Most rows of a map; more tokens are pooled, with a note."""
+    stability: bool = True
+    """Also measure stability under shifts (Table 8)."""
+    also: dict[str, str] = field(default_factory=dict)
+    """NAME=FOLDER of another model for the table of stability."""
+    dtype: str = "float32"
+    """float32, float64 or bfloat16."""
+
+    def __post_init__(self) -> None:
+        if (self.text is None) == (self.ids is None):
+            given = "neither is given" if self.text is None else "both are given"
+            raise ValueError(f"Give what the model reads, by --text or by --ids; {given}.")
+        existing = next(path for path in (self.out, *self.out.parents) if path.exists())
+        if not existing.is_dir():
+            raise ValueError(f"--out is {str(self.out)!r}, and {str(existing)!r} is a file; give a folder.")
+        self.window()
+
+    def window(self) -> tuple[int, int] | None:
+        """--show as numbers."""
+        if self.show is None:
+            return None
+        first, _, end = self.show.partition(":")
+        if not (first.isdigit() and end.isdigit()):
+            raise ValueError(f"--show is {self.show!r}; it must be FIRST:END, for example 0:128.")
+        return int(first), int(end)
+
+
+@takes_settings
 def inspect(
     model: Annotated[str, typer.Argument(help="Folder of a model, run or adapter.")],
-    text: Annotated[
-        str | None, typer.Option(help="Text to read: a file, or the text itself where there is no such file.")
-    ] = None,
-    ids: Annotated[str | None, typer.Option(help="Token ids instead of text: a file, or numbers like '3 1 4'.")] = None,
-    out: Annotated[Path, typer.Option(help="Folder for page, figures and pictures.")] = Path("inspect"),
-    tokenizer: Annotated[
-        str | None, typer.Option(help="'bytes', or a folder. Default: the model's own.", show_default=False)
-    ] = None,
-    base: Annotated[str | None, typer.Option(help="The pretrained model under an adapter.")] = None,
-    max_tokens: Annotated[int, typer.Option(min=2, help="Read at most this many tokens of the text.")] = 512,
-    show: Annotated[str | None, typer.Option(help="Show only tokens FIRST:END, each of them in full.")] = None,
-    cells: Annotated[int, typer.Option(min=2, help="Most rows of a map; more tokens are pooled, with a note.")] = 128,
-    stability: Annotated[
-        bool,
-        typer.Option("--stability/--no-stability", help="Also measure stability under shifts (Table 8)."),
-    ] = True,
-    also: Annotated[
-        list[str] | None, typer.Option(help="NAME=FOLDER of another model for the table of stability. Repeatable.")
-    ] = None,
-    dtype: Annotated[str, typer.Option(help="float32, float64 or bfloat16.")] = "float32",
+    given: Annotated[dict[str, Any], OptionsOf(cls=InspectOptions)],
 ) -> None:
     """Show attention, positional states, distances and mixing while a model reads a text.
 
     Writes one HTML page with sliders for layer and head, which opens without a server, PNG files, and figures as JSON.
     """
-    from ..inspect.command import InspectSettings, run
+    from ..inspect.inspection import inspect_model
+    from ..inspect.load import find_text
+    from ..inspect.stability import measure_stability
+    from ..pretrained.loading import load_model
+    from ..report.inspection import write_page
+    from ..report.inspection_plots import inspection_plots
+    from ..report.inspection_text import print_layers, print_stability
+    from ..report.pages import write_plots
+    from ..runs.environment import describe_environment
+    from ..runs.files import write_json
 
-    try:
-        settings = InspectSettings(
-            model=model,
-            text=text,
-            ids=ids,
-            out=out,
-            tokenizer=tokenizer,
-            base=base,
-            max_tokens=max_tokens,
-            show=show,
-            cells=cells,
-            stability=stability,
-            also=tuple(also or ()),
-            dtype=dtype,
-        )
-        run(settings, Console())
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
+    options = InspectOptions.parse(given, "inspect")
+    loaded = load_model(model, options.dtype, options.base)
+    text = find_text(
+        loaded.config, model, options.base, options.tokenizer, options.text, options.ids, options.max_tokens
+    )
+    also = options.also if options.stability else {}
+    others = {name: load_model(folder, options.dtype) for name, folder in also.items()}
+    inspection = inspect_model(loaded, text.input_ids, text.labels, show=options.window(), max_cells=options.cells)
+    stability = measure_stability(loaded, text.input_ids, text.begin_token, others) if options.stability else None
+    notes = [text.note] * bool(text.note) + inspection.notes()
+    facts: dict[str, str | None] = {
+        "encoding": ", ".join(f"{key}={value}" for key, value in loaded.config.encoding.items()),
+        "dtype": options.dtype,
+        "text": text.note or None,
+        "tokens read": f"{text.input_ids.shape[1]} of {text.total}",
+        "[BOS] of the table of stability": f"token {text.begin_token}",
+        **describe_environment(),
+    }
+    known = {key: value for key, value in facts.items() if value is not None}
+    title = f"Inside {Path(model).name or model}"
+    write_page(options.out / PAGE, inspection, title=title, facts=list(known.items()), stability=stability)
+    measured = None if stability is None else asdict(stability)
+    numbers = {"facts": known, "notes": notes, "by_layer": inspection.by_layer(), "stability": measured}
+    write_json(options.out / NUMBERS, numbers)
+    files = [PAGE, NUMBERS, *write_plots(inspection_plots(inspection), options.out)]
+    console = Console()
+    print_layers(inspection, console)
+    if stability is not None:
+        print_stability(stability, console)
+    if text.total > inspection.num_tokens:
+        notes.insert(0, f"The text has {text.total} tokens; the first {inspection.num_tokens} were read.")
+    for note in notes:
+        console.print(escape(note), highlight=False)
+    console.print(f"Written to {options.out}: {', '.join(files)}.", highlight=False, soft_wrap=True)

@@ -1,12 +1,13 @@
 """How a question of SCROLLS is put to a causal model, and what of a document is cut when it is too long."""
 
 from dataclasses import dataclass
+from typing import Literal
 
-from ..registry import describe_choices
+from ..settings import check_value
 from .pieces import PieceTokenizer
 from .scrolls import Item
 
-RULES = ("end", "middle", "start")
+CutRule = Literal["end", "middle", "start"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,8 +66,7 @@ def kept_parts(count: int, room: int, rule: str) -> list[slice]:
 
     rule: "end" cuts its end, "start" its beginning, "middle" its middle.
     """
-    if rule not in RULES:
-        raise ValueError(f"Documents cannot be cut at {rule!r}.{describe_choices(rule, RULES)}")
+    check_value(rule, CutRule, "cut")
     if count <= room:
         return [slice(0, count)]
     front = {"end": room, "start": 0, "middle": (room + 1) // 2}[rule]

@@ -3,7 +3,7 @@
 The folder of an evaluation holds
 
     settings.json    what decides the results; a run with other settings is refused here
-    results.jsonl    one line a unit, written as it is done
+    results.jsonl    one line per unit, written when it is done
     cost.json        time, tokens and memory so far, and where it ran
     report.json      figures, protocol, notes, environment
     report.md        the same to read
@@ -24,9 +24,10 @@ from ..runs.files import plain, write_json
 from ..runs.identity import Difference, check_folder, find_differences
 from ..runs.lock import locked
 from ..runs.progress import Progress
+from ..tasks import build_evaluation
 from ..tasks.decoding import batches_of
 from ..tasks.evaluated_model import EvaluatedModel
-from ..tasks.evaluation import Advance, EvaluationTask, Record, Unit, build_evaluation
+from ..tasks.evaluation import Advance, EvaluationTask, Record, Unit
 
 SETTINGS, RESULTS, REPORT = "settings.json", "results.jsonl", "report.json"
 COST = "cost.json"
@@ -52,12 +53,12 @@ def evaluate(
     resume: continue what the folder holds. batch_tokens: tokens per batch; default: what fits into memory. score: False
     only writes the answers and returns the settings; `rescore` makes the report later.
     """
-    plan = make_plan(evaluated, task, out, resume=resume, score=score)
-    return run_plan(plan, batch_tokens=batch_tokens, console=console)
+    prepared = prepare(evaluated, task, out, resume=resume, score=score)
+    return run_prepared(prepared, batch_tokens=batch_tokens, console=console)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class Prepared:
     """An evaluation that is prepared and checked."""
 
     evaluated: EvaluatedModel
@@ -68,9 +69,9 @@ class Plan:
     score: bool
 
 
-def make_plan(
+def prepare(
     evaluated: EvaluatedModel, task: EvaluationTask, out: Path | str, *, resume: bool = False, score: bool = True
-) -> Plan:
+) -> Prepared:
     """Make all examples and refuse what cannot be done. Nothing is written."""
     out = Path(out)
     if score:
@@ -78,17 +79,19 @@ def make_plan(
     units = task.prepare(evaluated)
     settings = describe_settings(evaluated, task, units)
     check_folder(out, "evaluation", SETTINGS, lambda: differences(out, settings), resume=resume)
-    return Plan(evaluated=evaluated, task=task, out=out, units=units, settings=settings, score=score)
+    return Prepared(evaluated=evaluated, task=task, out=out, units=units, settings=settings, score=score)
 
 
-def run_plan(plan: Plan, *, batch_tokens: int | None = None, console: Console | None = None) -> dict[str, Any]:
+def run_prepared(
+    prepared: Prepared, *, batch_tokens: int | None = None, console: Console | None = None
+) -> dict[str, Any]:
     """`evaluate` once everything is prepared."""
-    with locked(plan.out):
-        write_json(plan.out / SETTINGS, plan.settings)
-        done = {key for key, record in read_results(plan.out).items() if "error" not in record}
-        waiting = [unit for unit in plan.units if unit.key not in done]
-        run_units(plan.evaluated, plan.task, waiting, plan.out, batch_tokens, Progress(console))
-        return rescore(plan.out) if plan.score else plan.settings
+    with locked(prepared.out):
+        write_json(prepared.out / SETTINGS, prepared.settings)
+        done = {key for key, record in read_results(prepared.out).items() if "error" not in record}
+        waiting = [unit for unit in prepared.units if unit.key not in done]
+        run_units(prepared.evaluated, prepared.task, waiting, prepared.out, batch_tokens, Progress(console))
+        return rescore(prepared.out) if prepared.score else prepared.settings
 
 
 def describe_settings(evaluated: EvaluatedModel, task: EvaluationTask, units: list[Unit]) -> dict[str, Any]:
@@ -143,10 +146,10 @@ def read_results(out: Path) -> dict[str, Record]:
     return {line["unit"]: line["record"] for line in lines}
 
 
-def describe_kept(plan: Plan) -> str:
+def describe_kept(prepared: Prepared) -> str:
     """After an interruption: what the folder holds."""
-    done = len(read_results(plan.out))
-    return f"Interrupted. {plan.out} keeps {done} of {len(plan.units)} units."
+    done = len(read_results(prepared.out))
+    return f"{prepared.out} keeps {done} of {len(prepared.units)} units."
 
 
 def run_units(

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..pretrained.loading import load_tokenizer_of
+
 VISIBLE = {"\n": "⏎", "\t": "⇥", "\r": "␍"}
 
 
@@ -24,6 +26,22 @@ class Text:
     """What stands for [BOS]."""
     note: str = ""
     """What a reader must know of where it came from."""
+
+
+def find_text(
+    config: Any, model: str, base: str | None, tokenizer: str | None, text: str | None, ids: str | None, max_tokens: int
+) -> Text:
+    """The tokens to read: `ids` as numbers, or `text` by the given tokenizer or the model's own."""
+    if ids is not None:
+        return read_numbers(ids, config.vocab_size, max_tokens, begin_token_of(config, None))
+    assert text is not None
+    try:
+        loaded = load_tokenizer_of(model, base, tokenizer)
+    except ValueError as error:
+        if tokenizer is not None:
+            raise
+        raise ValueError(f"{error} A model of a synthetic task has none; it reads token ids: --ids '3 1 4'.") from None
+    return read_text(text, loaded, config.vocab_size, max_tokens, begin_token_of(config, loaded))
 
 
 def read_numbers(given: str, vocab_size: int, max_tokens: int, begin_token: int) -> Text:

@@ -1,12 +1,17 @@
 """The report of an evaluation: a page, the same in Markdown, and plots, with other models next to it where named."""
 
 from pathlib import Path
+from typing import Any
 
-from ..evaluation.runner import REPORT, read_other
+from rich import table as terminal
+from rich.console import Console
+from rich.markup import escape
+
+from ..evaluation.runner import REPORT, RESULTS, read_other
 from ..runs.files import write_text
 from ..runs.results import EvaluationReport
 from .evaluation_plots import Reports, evaluation_plots
-from .numbers import duration, readable, with_unit
+from .numbers import duration, number, readable, with_unit
 from .pages import render, write_plots
 from .tables import Cell, Table
 
@@ -128,3 +133,21 @@ def facts_of(report: EvaluationReport) -> list[tuple[str, str]]:
         **report.environment,
     }
     return [(str(key), str(value)) for key, value in facts.items() if value is not None]
+
+
+def print_report(report: dict[str, Any], folder: Path, console: Console) -> None:
+    """The figures on a terminal. report: the content of report.json."""
+    table = terminal.Table(
+        "", terminal.Column(justify="right"), title=escape(f"{report['task']}: {report['model']['name']}")
+    )
+    for prefix, figures in (("", report["metrics"]), ("short: ", report["short"])):
+        for name, value in figures.items():
+            table.add_row(escape(prefix + readable(name)), number(value))
+    console.print(table)
+    for sentence in (*report["protocol"], *report["notes"]):
+        console.print(escape(sentence), highlight=False)
+    seconds = report["cost"]["seconds"]
+    if seconds is not None:
+        console.print(f"{duration(seconds)} on {report['environment']['device']}.", highlight=False)
+    files = f"{PAGE}, {MARKDOWN}, {REPORT}, {RESULTS}"
+    console.print(f"Written to {folder}: {files}.", highlight=False, soft_wrap=True)

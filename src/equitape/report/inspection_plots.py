@@ -1,14 +1,12 @@
 """The views of an inspection as plots in files: maps, distances, one number per layer, layers by tokens."""
 
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..inspect.inspection import Inspection
-from ..runs.files import write_bytes
 from .charts import Line, LinePanel, line_plot
 from .heat_maps import MapPanel, MapStyle, heat_maps
 from .inspection import strip_values
@@ -24,15 +22,6 @@ def chosen_layers(num_layers: int) -> list[int]:
     """The first, the last, and some evenly between them, as indices."""
     count = min(num_layers, PANELS)
     return sorted({round(index * (num_layers - 1) / max(count - 1, 1)) for index in range(count)})
-
-
-def write_plots(inspection: Inspection, folder: Path) -> list[Path]:
-    """Write a PNG file for everything the encoding has to show; returns the files."""
-    written = []
-    for plot in inspection_plots(inspection):
-        written.append(folder / f"{plot.name}.png")
-        write_bytes(written[-1], plot.png)
-    return written
 
 
 def inspection_plots(inspection: Inspection) -> list[Plot]:

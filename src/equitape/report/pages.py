@@ -24,7 +24,9 @@ def render(template: str, **content: Any) -> str:
     return templates.get_template(template).render(content)
 
 
-def write_plots(plots: Iterable[Plot], folder: Path) -> None:
-    """One PNG per plot."""
-    for plot in plots:
-        write_bytes(folder / f"{plot.name}.png", plot.png)
+def write_plots(plots: Iterable[Plot], folder: Path) -> list[str]:
+    """Write one PNG file per plot; returns the names of the files."""
+    files = {f"{plot.name}.png": plot.png for plot in plots}
+    for name, png in files.items():
+        write_bytes(folder / name, png)
+    return list(files)

@@ -5,10 +5,14 @@ A training task (`Task`) makes examples and scores a model trained on them; reci
 A name may stand for both.
 """
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from .base import TASKS, Curve, Evaluation, HeatMap, Task
-from .evaluation import EVALUATIONS, EvaluationTask, Report, Unit, build_evaluation
+from ..registry import Registry, describe_choices
+from ..settings import describe_settings
+from ..values import parse_value, split_pair
+from .base import Curve, Evaluation, HeatMap, Task
+from .evaluation import EvaluationTask, Report, Unit
 
 __all__ = [
     "EVALUATIONS",
@@ -24,33 +28,35 @@ __all__ = [
     "available_evaluations",
     "available_tasks",
     "build_evaluation",
+    "build_evaluations",
     "build_task",
 ]
 
-for _name, _place in {
-    "addition": "addition:Addition",
-    "multiplication": "multiplication:Multiplication",
-    "copy": "copying:Copy",
-    "reverse": "copying:Reverse",
-    "selective_copy": "copying:SelectiveCopy",
-    "flip_flop": "flip_flop:FlipFlop",
-    "retrieval": "retrieval:Retrieval",
-    "parity": "parity:Parity",
-    "s5": "groups:S5",
-    "a5": "groups:A5",
-    "text": "text:Text",
-    "scrolls": "scrolls:Scrolls",
-}.items():
-    TASKS.register(_name, f"{__name__}.{_place}")
+TASKS: Registry[type[Task]] = Registry("task")
+EVALUATIONS: Registry[type[EvaluationTask]] = Registry("evaluation task")
 
-for _name, _place in {
-    "perplexity": "perplexity_by_length:Perplexity",
-    "passkey": "passkey:Passkey",
-    "needles": "needles:Needles",
-    "scrolls": "scrolls_evaluation:Scrolls",
-    "lm-eval": "harness:Harness",
-}.items():
-    EVALUATIONS.register(_name, f"{__name__}.{_place}")
+for _name, _to_train, _to_evaluate in (
+    ("addition", "addition:Addition", None),
+    ("multiplication", "multiplication:Multiplication", None),
+    ("copy", "copying:Copy", None),
+    ("reverse", "copying:Reverse", None),
+    ("selective_copy", "copying:SelectiveCopy", None),
+    ("flip_flop", "flip_flop:FlipFlop", None),
+    ("retrieval", "retrieval:Retrieval", None),
+    ("parity", "parity:Parity", None),
+    ("s5", "groups:S5", None),
+    ("a5", "groups:A5", None),
+    ("text", "text:Text", None),
+    ("scrolls", "scrolls:Scrolls", "scrolls_evaluation:Scrolls"),
+    ("perplexity", None, "perplexity_by_length:Perplexity"),
+    ("passkey", None, "needles:Passkey"),
+    ("needles", None, "needles:Needles"),
+    ("lm-eval", None, "harness:Harness"),
+):
+    if _to_train:
+        TASKS.register(_name, f"{__name__}.{_to_train}")
+    if _to_evaluate:
+        EVALUATIONS.register(_name, f"{__name__}.{_to_evaluate}")
 
 
 def available_tasks() -> list[str]:
@@ -79,3 +85,48 @@ def build_task(name: str, options: dict[str, Any] | None = None) -> Task:
         )
     cls = TASKS[name]
     return cls(cls.options_class.parse(options or {}, f"Task {name!r}"))
+
+
+def evaluation_class(name: str) -> type[EvaluationTask]:
+    """The class of an evaluation task, by its name with or without a part."""
+    kind = name.partition(":")[0]
+    if kind in TASKS and kind not in EVALUATIONS:
+        raise ValueError(
+            f"Task {kind!r} scores the models that are trained on it; use it with equitape train or compare. Tasks to "
+            f"evaluate other models: {', '.join(EVALUATIONS)}."
+        )
+    return EVALUATIONS[kind]
+
+
+def build_evaluation(name: str, options: dict[str, Any] | None = None) -> EvaluationTask:
+    """The evaluation of a name such as "passkey" or "scrolls:qmsum", with options as plain data."""
+    cls = evaluation_class(name)
+    kind, colon, part = name.partition(":")
+    if colon and not (cls.parts or cls.any_part):
+        raise ValueError(f"The task {kind!r} has no parts; leave out {':' + part!r}.")
+    if cls.any_part and not part:
+        raise ValueError(f"The task {kind!r} needs the name of a task after a colon: {kind}:NAME.")
+    if cls.parts and part not in cls.parts:
+        raise ValueError(f"The task {kind!r} has no part {part!r}.{describe_choices(part, cls.parts)}")
+    return cls(cls.options_class.parse(options or {}, f"Task {kind!r}"), part or None)
+
+
+def build_evaluations(names: Sequence[str], overrides: Iterable[str]) -> list[EvaluationTask]:
+    """Evaluation tasks with options from the command line.
+
+    overrides: key=value for all tasks that have such an option, or TASK.key=value for one of them.
+    """
+    known = {name: list(describe_settings(evaluation_class(name).options_class)) for name in names}
+    options: dict[str, dict[str, Any]] = {name: {} for name in names}
+    for override in overrides:
+        path, text = split_pair(override, "lengths=1024,8192")
+        owner, dot, key = path.rpartition(".")
+        if dot and owner not in options:
+            raise ValueError(f"{override!r}: there is no task {owner!r} here.{describe_choices(owner, options)}")
+        taking = [owner] if dot else [name for name in names if key in known[name]]
+        if not taking:
+            choices = describe_choices(key, set().union(*known.values()))
+            raise ValueError(f"No task here has an option {key!r}.{choices}")
+        for name in taking:
+            options[name][key] = parse_value(text, f"The value of {path}")
+    return [build_evaluation(name, options[name]) for name in names]

@@ -4,7 +4,6 @@ An example reads `a+b=c` with every number least digit first: 12 + 9 = 21 is wri
 answer and the end mark. Shapes: n examples, T tokens, W digits.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,27 +12,11 @@ from torch import Tensor
 from ..runs.results import EXACT_MATCH
 from . import answers, digits
 from .base import IGNORED, Evaluation, HeatMap
-from .digits import END, EQUALS, PAD, PLUS, SYMBOLS, VOCAB_SIZE, decode
-from .lengths import LengthOptions
+from .digits import END, EQUALS, PAD, PLUS, SYMBOLS, VOCAB_SIZE, DigitOptions, decode
 from .prompts import Cell, Examples, PromptTask, constant, join, mean_percent
-from .sizes import require_sizes
 
-__all__ = ["END", "IGNORED", "PAD", "SYMBOLS", "VOCAB_SIZE", "Addition", "AdditionOptions", "decode", "draw_lengths",
+__all__ = ["END", "IGNORED", "PAD", "SYMBOLS", "VOCAB_SIZE", "Addition", "decode", "draw_lengths",
            "encode", "exact_match", "greedy_answers", "make_sums"]  # fmt: skip
-
-
-@dataclass(frozen=True, kw_only=True)
-class AdditionOptions(LengthOptions):
-    """Sizes of the sums."""
-
-    trained_digits: int = 20
-    """Most digits of an operand in training; both lengths are drawn evenly from 1 to this, each by itself."""
-    tested_digits: int = 40
-    """Most digits of an operand in evaluation."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_sizes("digits", self.trained_digits, self.tested_digits, self.stride)
 
 
 class Addition(PromptTask):
@@ -41,13 +24,13 @@ class Addition(PromptTask):
 
     name = "addition"
     idea = "add two numbers, digits reversed; longer operands than in training"
-    options_class = AdditionOptions
+    options_class = DigitOptions
     headline = "exact_match_outside"
     metrics = (EXACT_MATCH,)
     vocab_size = VOCAB_SIZE
     pad_token_id = PAD
     eos_token_id = END
-    options: AdditionOptions
+    options: DigitOptions
 
     @property
     def trained_length(self) -> int:

@@ -5,7 +5,7 @@ its first wrong token, for nothing after it can make the answer right, and altog
 n rows, T tokens of a prompt, padded on the left, A of an answer, padded on the right.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from transformers import StaticCache, StoppingCriteria
 from .decoding import generate
 from .static_decoding import aligned_length
 
-METHODS = ("generate", "teacher_forcing")
+Method = Literal["generate", "teacher_forcing"]
 
 
 class FirstWrongToken(StoppingCriteria):

@@ -12,12 +12,11 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
-from ..registry import Registry
 from ..runs.results import KNOWN_METRICS, Curve, Evaluation, HeatMap, Metric
 from ..settings import Settings
 
 __all__ = [
-    "ENDLESS", "IGNORED", "TASKS", "Curve", "Evaluation", "HeatMap", "NumberedExamples", "Task", "evaluation_generator",
+    "ENDLESS", "IGNORED", "Curve", "Evaluation", "HeatMap", "NumberedExamples", "Task", "evaluation_generator",
     "pad_right",
 ]  # fmt: skip
 
@@ -25,11 +24,9 @@ IGNORED = -100
 ENDLESS = 10**9
 """Examples of a task that makes as many as are asked for."""
 
-TASKS: "Registry[type[Task]]" = Registry("task")
 
-
-class Task:
-    """A task with its options. Subclasses register under a name and override everything below."""
+class TaskBase:
+    """What tasks to train on and tasks to evaluate have in common."""
 
     name: ClassVar[str]
     idea: ClassVar[str]
@@ -40,7 +37,11 @@ class Task:
     higher_is_better: ClassVar[bool] = True
     """Of the headline."""
     metrics: ClassVar[tuple[Metric, ...]] = KNOWN_METRICS
-    """How to read the figures that `evaluate` returns: direction and unit of each metric."""
+    """How to read the figures of a task: direction and unit of each metric."""
+
+
+class Task(TaskBase):
+    """A task to train on, with its options. Subclasses register under a name and override everything below."""
 
     vocab_size: int
     pad_token_id: int

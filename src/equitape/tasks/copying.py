@@ -10,28 +10,25 @@ import torch
 from torch import Tensor
 
 from ..runs.results import EXACT_MATCH, TOKEN_ACCURACY
+from ..settings import Positive
 from .answers import forced_accuracy
 from .base import Curve, Evaluation, evaluation_generator
 from .lengths import LengthOptions, evaluate_lengths
 from .prompts import SMALL, Cell, Examples, PromptOptions, PromptTask, constant, join
-from .sizes import require_order, require_positive, require_sizes, scale_samples
+from .sizes import require_order, scale_samples
 
 
 @dataclass(frozen=True, kw_only=True)
 class CopyOptions(LengthOptions):
     """Sizes of the rows to copy."""
 
-    trained_symbols: int = 20
+    trained_symbols: Positive = 20
     """Most symbols of a row in training; the number is drawn evenly from 1 to this."""
-    tested_symbols: int = 40
+    tested_symbols: Positive = 40
     """Most symbols in evaluation."""
-    alphabet: int = 10
+    alphabet: Positive = 10
     """How many different symbols there are."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_sizes("symbols", self.trained_symbols, self.tested_symbols, self.stride)
-        require_positive("alphabet", self.alphabet)
+    unit = "symbols"
 
 
 class SymbolTask(PromptTask):
@@ -113,21 +110,18 @@ class Reverse(Copy):
 class SelectiveCopyOptions(PromptOptions):
     """Sizes of the rows; as many symbols in all of them, and other numbers of blanks in the tails."""
 
-    symbols: int = 256
+    symbols: Positive = 256
     """Symbols to copy."""
-    blanks: int = 256
+    blanks: Positive = 256
     """Blanks among them, in training and inside."""
-    dense_blanks: int = 128
+    dense_blanks: Positive = 128
     """Blanks in the dense tail."""
-    sparse_blanks: int = 512
+    sparse_blanks: Positive = 512
     """Blanks in the sparse tail."""
-    alphabet: int = 15
+    alphabet: Positive = 15
     """How many different symbols there are, the blank not counted."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("symbols", "blanks", "dense_blanks", "sparse_blanks", "alphabet"):
-            require_positive(name, getattr(self, name))
         require_order(dense_blanks=self.dense_blanks, blanks=self.blanks, sparse_blanks=self.sparse_blanks)
 
 

@@ -2,9 +2,13 @@
 
 Prompts of one length run as one batch. Those of different lengths are read one by one, logits made for none of their
 tokens but the last; then their caches are padded on the left, joined, and the answers written together. A step that
-writes sees one new token, so the mask over the padding is one row: memory stays linear in length. On CUDA that step is
-replayed as a graph where the model allows it (steps.py). Shapes: B prompts, H key-value heads, N tokens of the longest,
-D width of a key or value.
+writes sees one new token, so the mask over the padding is one row: memory stays linear in length.
+
+There are two decoders. On CUDA, static_decoding.py replays that step as a graph: with a small model this is about ten
+times as fast. It needs a model whose attention takes a prepared mask and whose cache has plain layers; transformers'
+generate takes all others, and runs on the CPU, where there is nothing to capture.
+
+Shapes: B prompts, H key-value heads, N tokens of the longest, D width of a key or value.
 """
 
 import logging

@@ -3,15 +3,30 @@
 Shapes: n examples, W digits.
 """
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
+from ..settings import Positive
+from .lengths import LengthOptions
 from .prompts import SMALL
 
 SYMBOLS = "0123456789+*="
 PLUS, TIMES, EQUALS = (SYMBOLS.index(symbol) for symbol in "+*=")
 END, PAD = len(SYMBOLS), len(SYMBOLS) + 1
 VOCAB_SIZE = len(SYMBOLS) + 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class DigitOptions(LengthOptions):
+    """Sizes of the numbers."""
+
+    trained_digits: Positive = 20
+    """Most digits of a long operand in training; each length is drawn evenly from 1 to this."""
+    tested_digits: Positive = 40
+    """Most digits of a long operand in evaluation."""
+    unit = "digits"
 
 
 def draw_numbers(lengths: Tensor, width: int, generator: torch.Generator) -> Tensor:

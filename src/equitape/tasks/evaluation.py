@@ -9,12 +9,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from ..registry import Registry, describe_choices
-from ..runs.results import KNOWN_METRICS, Bars, Curve, HeatMap, Metric
+from ..runs.results import Bars, Curve, HeatMap
 from ..settings import Settings
+from .base import TaskBase
 from .evaluated_model import EvaluatedModel
-
-EVALUATIONS: "Registry[type[EvaluationTask]]" = Registry("evaluation task")
 
 Record = dict[str, Any]
 Advance = Callable[[float], None]
@@ -57,19 +55,9 @@ class Report:
     bars: list[Bars] = field(default_factory=list)
 
 
-class EvaluationTask:
+class EvaluationTask(TaskBase):
     """An evaluation with its options. Subclasses register under a name and override what is below."""
 
-    name: ClassVar[str]
-    idea: ClassVar[str]
-    """One line for people who choose a task."""
-    options_class: ClassVar[type[Settings]] = Settings
-    headline: ClassVar[str]
-    """The metric to show first."""
-    higher_is_better: ClassVar[bool] = True
-    """Of the headline."""
-    metrics: ClassVar[tuple[Metric, ...]] = KNOWN_METRICS
-    """How to read the figures of a report: direction and unit of each metric."""
     parts: ClassVar[tuple[str, ...]] = ()
     """What may follow the name after a colon; nothing may where this is empty."""
     any_part: ClassVar[bool] = False
@@ -113,30 +101,7 @@ class EvaluationTask:
         raise NotImplementedError
 
 
-def build_evaluation(name: str, options: dict[str, Any] | None = None) -> EvaluationTask:
-    """The evaluation of a name such as "passkey" or "scrolls:qmsum", with options as plain data."""
-    kind, colon, part = name.partition(":")
-    cls = EVALUATIONS[kind]
-    if colon and not (cls.parts or cls.any_part):
-        raise ValueError(f"The task {kind!r} has no parts; leave out {':' + part!r}.")
-    if cls.any_part and not part:
-        raise ValueError(f"The task {kind!r} needs the name of a task after a colon: {kind}:NAME.")
-    if cls.parts and part not in cls.parts:
-        raise ValueError(f"The task {kind!r} has no part {part!r}.{describe_choices(part, cls.parts)}")
-    return cls(cls.options_class.parse(options or {}, f"Task {kind!r}"), part or None)
-
-
 def mean(values: Iterable[float]) -> float:
     """NaN where there are none."""
     kept = list(values)
     return math.fsum(kept) / len(kept) if kept else math.nan
-
-
-def check_lengths(lengths: Iterable[Any], task: str) -> tuple[int, ...]:
-    """Whole numbers of 1 or more, each once, in order."""
-    for length in lengths:
-        if type(length) is not int or length < 1:
-            raise ValueError(
-                f"Task {task!r}: {length!r} is not a length; give whole numbers, for example [1024, 8192]."
-            )
-    return tuple(sorted(set(lengths)))

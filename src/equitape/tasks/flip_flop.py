@@ -6,46 +6,39 @@ pairs.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
 
-from ..registry import describe_choices
 from ..runs.results import ERROR
+from ..settings import Ge, Share
 from .base import IGNORED, Curve, Evaluation, evaluation_generator
 from .sizes import require_order, scale_samples
 from .states import StateOptions, StateTask, judge
 
 ZERO, ONE, WRITE, READ, IGNORE, PAD = range(6)
-LOSSES = ("reads", "all")
 
 
 @dataclass(frozen=True, kw_only=True)
 class FlipFlopOptions(StateOptions):
     """Lengths and how often bits are to be ignored."""
 
-    length: int = 512
+    length: Annotated[int, Ge(4)] = 512
     """Tokens of a sequence, two for each instruction."""
-    ignore: float = 0.8
+    ignore: Share = 0.8
     """Share of instructions to ignore the bit, in training and inside; the others write or read, evenly."""
-    sparse_ignore: float = 0.98
+    sparse_ignore: Share = 0.98
     """The same share in the sparse tail, where a bit must be kept for long."""
-    dense_ignore: float = 0.1
+    dense_ignore: Share = 0.1
     """The same share in the dense tail, where bits change often."""
-    loss: str = "reads"
+    loss: Literal["reads", "all"] = "reads"
     """What training counts: "reads", the bits that can be known, or "all" tokens."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.length < 4 or self.length % 2:
-            raise ValueError(f"length is {self.length}; it must be even, and 4 or more: a write and a read.")
-        for name in ("ignore", "sparse_ignore", "dense_ignore"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it is a share, from 0 to 1.")
+        if self.length % 2:
+            raise ValueError(f"length is {self.length}; it must be even: an instruction and a bit.")
         require_order(dense_ignore=self.dense_ignore, ignore=self.ignore, sparse_ignore=self.sparse_ignore)
-        if self.loss not in LOSSES:
-            raise ValueError(f"Task 'flip_flop' has no loss {self.loss!r}.{describe_choices(self.loss, LOSSES)}")
 
 
 class FlipFlop(StateTask):

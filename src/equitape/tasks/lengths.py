@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+from ..settings import Positive
 from .base import Curve, Evaluation
 from .prompts import Cell, PromptOptions, PromptTask, mean_percent
 
@@ -11,8 +12,23 @@ from .prompts import Cell, PromptOptions, PromptTask, mean_percent
 class LengthOptions(PromptOptions):
     """Which sizes are evaluated."""
 
-    stride: int = 1
+    stride: Positive = 1
     """Evaluate only the sizes stride, 2 stride, 3 stride, ...; 1 evaluates all."""
+
+    # without an annotation, which would make it look like a setting
+    unit = ""
+    """What sizes count: subclasses have the settings trained_UNIT and tested_UNIT."""
+
+    def __post_init__(self) -> None:
+        trained, tested = (getattr(self, f"{name}_{self.unit}") for name in ("trained", "tested"))
+        if tested < trained:
+            raise ValueError(
+                f"tested_{self.unit} is {tested}, less than trained_{self.unit}, {trained}; evaluation covers both."
+            )
+        if self.stride > trained:
+            raise ValueError(
+                f"stride is {self.stride}, more than trained_{self.unit}, {trained}; it would skip all trained sizes."
+            )
 
     def sizes(self, tested: int) -> list[int]:
         """The sizes to evaluate, up to the largest."""

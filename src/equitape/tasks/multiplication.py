@@ -3,7 +3,6 @@
 An example reads `a*d=c`, numbers least digit first: 12 * 9 = 108 is written `21*9=801`. Shapes: n examples.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,24 +11,9 @@ from torch import Tensor
 from ..runs.results import EXACT_MATCH
 from . import digits
 from .base import Evaluation
-from .digits import END, EQUALS, PAD, TIMES, VOCAB_SIZE
-from .lengths import LengthOptions, evaluate_lengths
+from .digits import END, EQUALS, PAD, TIMES, VOCAB_SIZE, DigitOptions
+from .lengths import evaluate_lengths
 from .prompts import Cell, Examples, PromptTask, constant, join
-from .sizes import require_sizes
-
-
-@dataclass(frozen=True, kw_only=True)
-class MultiplicationOptions(LengthOptions):
-    """Sizes of the products."""
-
-    trained_digits: int = 20
-    """Most digits of the long operand in training; its length is drawn evenly from 1 to this."""
-    tested_digits: int = 40
-    """Most digits in evaluation."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_sizes("digits", self.trained_digits, self.tested_digits, self.stride)
 
 
 class Multiplication(PromptTask):
@@ -37,13 +21,13 @@ class Multiplication(PromptTask):
 
     name = "multiplication"
     idea = "multiply a number by a digit, digits reversed; longer numbers than in training"
-    options_class = MultiplicationOptions
+    options_class = DigitOptions
     headline = "exact_match_outside"
     metrics = (EXACT_MATCH,)
     vocab_size = VOCAB_SIZE
     pad_token_id = PAD
     eos_token_id = END
-    options: MultiplicationOptions
+    options: DigitOptions
 
     @property
     def trained_length(self) -> int:

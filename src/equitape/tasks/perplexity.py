@@ -19,18 +19,18 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from ..model import EquitapeForCausalLM
-from ..registry import describe_choices
+from ..settings import check_value
 
 CHUNK_TOKENS = 1024
 """Tokens whose logits exist at one time."""
-SCORE_RULES = ("new", "all")
+ScoreRule = Literal["new", "all"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,8 +200,7 @@ def _check(
         raise ValueError(f"A window needs a length of 1 or more; it is {length}.")
     if not 1 <= stride <= length:
         raise ValueError(f"The stride must be from 1 to the length, {length}, or tokens are left out; it is {stride}.")
-    if score not in SCORE_RULES:
-        raise ValueError(f"Unknown rule of scoring {score!r}.{describe_choices(score, SCORE_RULES)}")
+    check_value(score, ScoreRule, "score")
     if document_bytes is not None and len(document_bytes) != len(tokens):
         raise ValueError(
             f"document_bytes has {len(document_bytes)} entries for {len(tokens)} documents; give one for each."

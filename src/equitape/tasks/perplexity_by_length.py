@@ -12,12 +12,11 @@ import torch
 
 from ..data.text import read_documents, short_names
 from ..data.tokens import TokenStore, build_tokens
-from ..registry import describe_choices
 from ..runs.results import BITS_PER_BYTE, PERPLEXITY, Curve
-from ..settings import Settings
+from ..settings import Positive, Settings
 from .evaluated_model import EvaluatedModel
-from .evaluation import Advance, EvaluationTask, Record, Report, Unit, check_lengths
-from .perplexity import SCORE_RULES, cut_windows, score_windows, spread_spans
+from .evaluation import Advance, EvaluationTask, Record, Report, Unit
+from .perplexity import ScoreRule, cut_windows, score_windows, spread_spans
 from .prompt_lengths import split_by_context
 
 SHORTEST, LONGEST = 256, 65536
@@ -36,32 +35,26 @@ class PerplexityOptions(Settings):
 
     data: str | tuple[str, ...] | dict[str, str] = field(default_factory=dict)
     """Text to score: a file, a folder, an archive, a list of them, or several by name: {books: PATH}."""
-    lengths: tuple[int, ...] = ()
+    lengths: tuple[Positive, ...] = ()
     """Tokens a window reads; default: powers of two from 256 to twice the model's context, as the text allows."""
-    short: int = SHORTEST
+    short: Positive = SHORTEST
     """A short length that is always measured too."""
-    stride: int | None = None
+    stride: Positive | None = None
     """Tokens between the starts of two windows; default: the length. LongLoRA uses 256."""
-    score: str = "new"
+    score: ScoreRule = "new"
     """Which predictions count: "new", those no earlier window has made; or "all", as LongLoRA's code."""
-    windows: int | None = None
+    windows: Positive | None = None
     """Score only so many pieces per document, spread evenly, each as long as the longest length; default: everything.
     Every length scores the same pieces."""
     join: bool = False
     """Read all documents of a text as one, joined by end marks."""
 
     def __post_init__(self) -> None:
-        lengths = check_lengths((*self.lengths, self.short), "perplexity")
-        if self.stride is not None and not 1 <= self.stride <= lengths[0]:
+        shortest = min((*self.lengths, self.short))
+        if self.stride is not None and self.stride > shortest:
             raise ValueError(
-                f"Task 'perplexity': the stride must be from 1 to the shortest length, {lengths[0]}, or tokens are "
-                f"left out; it is {self.stride}."
-            )
-        if self.windows is not None and self.windows < 1:
-            raise ValueError(f"Task 'perplexity': windows is {self.windows}; it must be 1 or more.")
-        if self.score not in SCORE_RULES:
-            raise ValueError(
-                f"Task 'perplexity': unknown rule of scoring {self.score!r}.{describe_choices(self.score, SCORE_RULES)}"
+                f"Task 'perplexity': the stride must be from 1 to the shortest length, {shortest}, or tokens are left "
+                f"out; it is {self.stride}."
             )
 
     @property
@@ -149,7 +142,7 @@ class Perplexity(EvaluationTask):
             longest = min(max(len(tokens) for tokens, _ in documents) for documents in self.documents.values()) - 1
             limit = min(2 * (context or LONGEST), longest, LONGEST)
             given = tuple(SHORTEST * 2**power for power in range(9) if SHORTEST * 2**power <= limit)
-        return check_lengths((*given, self.options.short), self.name)
+        return tuple(sorted({*given, self.options.short}))
 
     def cut(self, tokens: int, length: int) -> list[Any]:
         """The windows of a document. With `windows`, they score the same pieces at every length."""

@@ -7,7 +7,6 @@ So every prompt of every length is measured before the first one runs.
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from .evaluation import check_lengths
 from .haystack import TooShortError
 
 SHORT = 512
@@ -31,7 +30,7 @@ class Lengths:
 
 def choose_lengths(given: tuple[int, ...], short: int | None, context: int | None, need: Need, task: str) -> Lengths:
     """Refuse lengths asked for that some prompt does not fit into; choose those left out so that all fit."""
-    for length in check_lengths((*given, *([] if short is None else [short])), task):
+    for length in sorted({*given, *([] if short is None else [short])}):
         needed, which = need(length)
         if needed > length:
             raise ValueError(
@@ -41,7 +40,7 @@ def choose_lengths(given: tuple[int, ...], short: int | None, context: int | Non
             )
     chosen = smallest_fit(SHORT, need) if short is None else short
     kept = given or tuple(length for length in default_lengths(context, chosen) if need(length)[0] <= length)
-    return Lengths(all=check_lengths((*kept, chosen), task), short=chosen, raised=short is None and chosen > SHORT)
+    return Lengths(all=tuple(sorted({*kept, chosen})), short=chosen, raised=short is None and chosen > SHORT)
 
 
 def smallest_fit(length: int, need: Need) -> int:

@@ -14,11 +14,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.utils.data import Dataset
 
-from ..registry import describe_choices
-from ..settings import Settings
-from .answers import METHODS, score_answers
+from ..settings import Positive, Settings
+from .answers import Method, score_answers
 from .base import IGNORED, NumberedExamples, Task, evaluation_generator
-from .sizes import require_positive, scale_samples
+from .sizes import scale_samples
 
 Cell = tuple[int, ...]
 """Sizes that evaluation keeps apart, for example the lengths of both operands."""
@@ -32,19 +31,13 @@ SMALL = torch.int16
 class PromptOptions(Settings):
     """How answers are scored."""
 
-    samples: int = 100
+    samples: Positive = 100
     """Examples scored in each cell."""
-    method: str = "generate"
+    method: Method = "generate"
     """"generate": greedy decoding with the cache. "teacher_forcing": one forward pass over prompt and answer, which
     finds the same answers right and is faster."""
-    batch_tokens: int = 2**18
+    batch_tokens: Positive = 2**18
     """Tokens in a batch of evaluation, prompts and answers together."""
-
-    def __post_init__(self) -> None:
-        for name in ("samples", "batch_tokens"):
-            require_positive(name, getattr(self, name))
-        if self.method not in METHODS:
-            raise ValueError(f"There is no method {self.method!r} of scoring.{describe_choices(self.method, METHODS)}")
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..settings import Positive
 from .base import IGNORED, Curve, Evaluation, HeatMap, evaluation_generator
-from .sizes import require_positive, scale_samples
+from .sizes import scale_samples
 from .states import StateOptions, StateTask, judge
 
 
@@ -19,29 +20,26 @@ from .states import StateOptions, StateTask, judge
 class RetrievalOptions(StateOptions):
     """Sizes of the rows and the lengths to score."""
 
-    length: int = 256
+    length: Positive = 256
     """Tokens of a training row, with needles, noise and queries."""
     factors: tuple[int, ...] = (1, 2, 4, 8)
     """Lengths to score, as multiples of `length`; 1 must be among them."""
-    needles: int = 8
+    needles: Positive = 8
     """Key-value pairs hidden in a row, at any length; in training from 1 to this."""
-    queries: int = 4
+    queries: Positive = 4
     """Keys asked for at the end of a row, all of them different, where a row is scored."""
-    noise_tokens: int = 64
+    noise_tokens: Positive = 64
     """Number of different noise tokens."""
-    keys: int = 64
+    keys: Positive = 64
     """Number of different keys; the keys of a row are all different."""
-    values: int = 64
+    values: Positive = 64
     """Number of different values."""
-    depths: int = 10
+    depths: Positive = 10
     """Bins of the depth (the place of the needle in the context, from the start to the end) in the heat map."""
-    batch_tokens: int = 2**16
+    batch_tokens: Positive = 2**16
     """Tokens per evaluation batch."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("length", "needles", "queries", "noise_tokens", "keys", "values", "depths"):
-            require_positive(name, getattr(self, name))
         if self.queries > self.needles:
             raise ValueError(f"queries is {self.queries}; it must be at most needles, {self.needles}.")
         if self.needles > self.keys:

@@ -17,18 +17,18 @@ from torch.utils.data import Dataset
 
 from ..data.pieces import PieceTokenizer
 from ..data.scrolls import Item, load_examples
-from ..data.scrolls_prompts import DATASETS, RULES, PromptWriter, kept_parts, question_of
+from ..data.scrolls_prompts import DATASETS, CutRule, PromptWriter, kept_parts, question_of
 from ..data.tokenizers import load_tokenizer
 from ..data.tokens import special_tokens
 from ..registry import describe_choices
 from ..runs.results import PERCENT, Metric
-from ..settings import Settings
+from ..settings import Positive, Settings
 from .base import ENDLESS, IGNORED, Evaluation, Task
 from .decoding import batches_of, write_answers
 from .evaluated_model import EvaluatedModel
 from .evaluation import Unit
 from .scrolls_evaluation import SCORES, score_answers, spread
-from .sizes import require_positive, scale_samples
+from .sizes import scale_samples
 from .text_metrics import require_rouge
 
 ANSWER_LOSS = Metric(name="answer_loss", higher_is_better=False)
@@ -49,20 +49,12 @@ class ScrollsTaskOptions(Settings):
     """The same for its validation split."""
     tokenizer: str = "bytes"
     """"bytes", or the folder of the tokenizer the starting checkpoint was trained with."""
-    length: int = 1024
+    length: Positive = 1024
     """Most tokens of an example, answer and end mark included; longer documents are cut."""
-    cut: str = "end"
+    cut: CutRule = "end"
     """What longer documents lose: their "end" (as in SCROLLS), "middle" or "start"."""
-    samples: int = 100
+    samples: Positive = 100
     """Questions asked in a full evaluation, spread evenly over all."""
-
-    def __post_init__(self) -> None:
-        for name in ("length", "samples"):
-            require_positive(name, getattr(self, name))
-        if self.cut not in RULES:
-            raise ValueError(
-                f"Task 'scrolls': documents cannot be cut at {self.cut!r}.{describe_choices(self.cut, RULES)}"
-            )
 
 
 Row = tuple[np.ndarray, np.ndarray, np.ndarray]

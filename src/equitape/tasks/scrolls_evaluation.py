@@ -7,10 +7,9 @@ import torch
 
 from ..data.pieces import PieceTokenizer
 from ..data.scrolls import Item, load_examples
-from ..data.scrolls_prompts import DATASETS, RULES, PromptWriter
-from ..registry import describe_choices
+from ..data.scrolls_prompts import DATASETS, CutRule, PromptWriter
 from ..runs.results import PERCENT, PERPLEXITY, Bars, Metric
-from ..settings import Settings
+from ..settings import Positive, Settings
 from . import text_metrics as metrics
 from .decoding import write_answers
 from .evaluated_model import EvaluatedModel
@@ -34,26 +33,16 @@ class ScrollsOptions(Settings):
     """File, folder or archive of .jsonl files; default: data/scrolls, then the official data set."""
     split: str | None = None
     """valid, test or train; default: the first of them that exists."""
-    length: int | None = None
+    length: Positive | None = None
     """Most tokens of prompt and answer together; default: the model's context."""
-    cut: str = "end"
+    cut: CutRule = "end"
     """What longer documents lose: their "end" (as in SCROLLS), "middle" or "start"."""
-    new_tokens: int | None = None
+    new_tokens: Positive | None = None
     """Most tokens of an answer; default: what suits the set."""
-    samples: int | None = None
+    samples: Positive | None = None
     """Questions to ask, spread evenly over all; default: all."""
-    short: int = 512
+    short: Positive = 512
     """Length of the windows over the same documents by which short context is judged."""
-
-    def __post_init__(self) -> None:
-        for name in ("length", "new_tokens", "samples", "short"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"Task 'scrolls': {name} is {value}; it must be 1 or more.")
-        if self.cut not in RULES:
-            raise ValueError(
-                f"Task 'scrolls': documents cannot be cut at {self.cut!r}.{describe_choices(self.cut, RULES)}"
-            )
 
 
 class Scrolls(EvaluationTask):

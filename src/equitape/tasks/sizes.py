@@ -3,22 +3,6 @@
 from itertools import pairwise
 
 
-def require_positive(name: str, value: int) -> None:
-    """Refuse a size below 1."""
-    if value < 1:
-        raise ValueError(f"{name} is {value}; it must be 1 or more.")
-
-
-def require_sizes(unit: str, trained: int, tested: int, stride: int) -> None:
-    """Refuse sizes that make no sense together; unit names the options in messages."""
-    require_positive(f"trained_{unit}", trained)
-    require_positive("stride", stride)
-    if tested < trained:
-        raise ValueError(f"tested_{unit} is {tested}, less than trained_{unit}, {trained}; evaluation covers both.")
-    if stride > trained:
-        raise ValueError(f"stride is {stride}, more than trained_{unit}, {trained}; it would skip all trained sizes.")
-
-
 def require_order(**sizes: float) -> None:
     """Refuse sizes that do not grow in the order in which they are given: tails on either side of what is trained."""
     values = list(sizes.values())

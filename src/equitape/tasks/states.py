@@ -13,23 +13,19 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from ..runs.results import ACCURACY, EXACT_MATCH
-from ..settings import Settings
+from ..settings import Positive, Settings
 from .base import IGNORED, Curve, Evaluation, NumberedExamples, Task, evaluation_generator
-from .sizes import require_positive, scale_samples
+from .sizes import scale_samples
 
 
 @dataclass(frozen=True, kw_only=True)
 class StateOptions(Settings):
     """How sequences are scored."""
 
-    samples: int = 1000
+    samples: Positive = 1000
     """Sequences scored inside the training distribution."""
-    batch_tokens: int = 2**18
+    batch_tokens: Positive = 2**18
     """Tokens in a batch of evaluation."""
-
-    def __post_init__(self) -> None:
-        for name in ("samples", "batch_tokens"):
-            require_positive(name, getattr(self, name))
 
 
 class StateTask(Task):
@@ -67,14 +63,12 @@ def judge(model: Any, tokens: Tensor, labels: Tensor, batch_tokens: int) -> Tens
 class StepOptions(StateOptions):
     """Numbers of steps."""
 
-    trained_steps: int = 40
+    trained_steps: Positive = 40
     """Steps of a training sequence; every shorter one is a beginning of it."""
-    tested_steps: int = 160
+    tested_steps: Positive = 160
     """Steps of the longest sequence evaluated."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        require_positive("trained_steps", self.trained_steps)
         if self.tested_steps <= self.trained_steps:
             raise ValueError(
                 f"tested_steps is {self.tested_steps} and trained_steps {self.trained_steps}; evaluation must go "

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from ..data.text import read_documents
 from ..data.tokenizers import cached_bpe, load_tokenizer
 from ..data.tokens import TokenStore, build_tokens, special_tokens
 from ..runs.results import BITS_PER_BYTE, PERPLEXITY
-from ..settings import Settings
+from ..settings import Ge, Positive, Settings
 from .base import ENDLESS, Curve, Evaluation, Task
 from .perplexity import PerplexityResult, perplexity
 
@@ -40,11 +40,11 @@ class TextOptions(Settings):
     """Text held out for evaluation, likewise."""
     tokenizer: str = "bytes"
     """"bytes"; "bpe:SIZE" for a vocabulary trained on the training text; or a folder that holds a tokenizer."""
-    length: int = 1024
+    length: Annotated[int, Ge(2)] = 1024
     """Tokens of a training row."""
-    factors: tuple[int, ...] = (1, 2, 4, 8)
+    factors: tuple[Positive, ...] = (1, 2, 4, 8)
     """Lengths of evaluation as multiples of the trained one."""
-    eval_tokens: int = 262144
+    eval_tokens: Positive = 262144
     """Tokens scored at each length, as far as the held-out text has them."""
     valid_documents: int | None = None
     """Use only so many of the held-out documents, the first ones; default: all."""
@@ -60,15 +60,8 @@ class TextOptions(Settings):
     """Folder of the token cache; default: $EQUITAPE_CACHE or ~/.cache/equitape."""
 
     def __post_init__(self) -> None:
-        if self.length < 2:
-            raise ValueError(f"Task 'text' needs a length of 2 or more; it is {self.length}.")
-        if 1 not in self.factors or any(not isinstance(f, int) or f < 1 for f in self.factors):
-            raise ValueError(
-                f"Task 'text' needs factors that are whole numbers of 1 or more with 1 among them; they are "
-                f"{', '.join(map(str, self.factors)) or 'none'}."
-            )
-        if self.eval_tokens < 1:
-            raise ValueError(f"Task 'text' needs eval_tokens of 1 or more; it is {self.eval_tokens}.")
+        if 1 not in self.factors:
+            raise ValueError(f"factors is {list(self.factors)}; 1 must be among them, for example [1, 2, 4, 8].")
 
 
 class Text(Task):
