@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from equitape.training.help import list_fields
-from equitape.training.recipe import Recipe, available_recipes, load_recipe
+from equitape.training.recipe import Recipe, available_recipes, list_fields, load_recipe
 
 PAGE = Path(__file__).parent / "how-to/training.md"
 

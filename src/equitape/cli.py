@@ -12,14 +12,13 @@ from .commands.check import check
 from .commands.compare import compare
 from .commands.data import data
 from .commands.demo import demo
-from .commands.encodings import encodings
 from .commands.evaluate import evaluate
 from .commands.generate import chat, generate
 from .commands.inspect import inspect
+from .commands.listing import encodings, tasks
 from .commands.options import RecipeCommand, one_sentence
 from .commands.recipes import recipes
 from .commands.report import report
-from .commands.tasks import tasks
 from .commands.train import train
 from .plugins import add_plugins, load_plugins, named_plugins
 from .version import __version__

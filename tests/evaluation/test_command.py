@@ -231,7 +231,7 @@ def test_refusals_come_before_the_model_is_loaded(wrong, ours, tmp_path, monkeyp
         (out / "notes.txt").write_text("mine")
     if wrong == "no rouge":
         monkeypatch.setitem(sys.modules, "rouge_score", None)
-    monkeypatch.setattr("equitape.evaluation.loading.load_evaluated_model", lambda *_, **__: pytest.fail("loaded"))
+    monkeypatch.setattr("equitape.tasks.evaluated_model.load_evaluated_model", lambda *_, **__: pytest.fail("loaded"))
     said = invoke(ours, *arguments, "--out", out, code=2)
     expected = {
         "full folder": "is not empty and holds no evaluation",

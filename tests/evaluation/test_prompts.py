@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small import SENTENCES, bpe_tokenizer, tokenizer_with_start
 
-from equitape.data.pieces import PieceTokenizer
 from equitape.data.tokenizers import byte_tokenizer
+from equitape.data.tokens import PieceTokenizer
 from equitape.tasks.haystack import Filler, Hidden, PromptMaker, TooShortError, hide
 from equitape.tasks.needle_kinds import COMMON, KINDS, word_list
 

@@ -12,10 +12,10 @@ import huggingface_hub
 import pytest
 from small import Reader, bpe_tokenizer, contract, evaluated, our_model, write_lines
 
-from equitape.data.pieces import PieceTokenizer
 from equitape.data.scrolls import Item, load_examples, make_official_item
 from equitape.data.scrolls_prompts import DATASETS, PromptWriter, kept_parts, question_of
 from equitape.data.tokenizers import byte_tokenizer
+from equitape.data.tokens import PieceTokenizer
 from equitape.evaluation import build_evaluation, evaluate, rescore
 from equitape.report.evaluation import report_folder
 from equitape.tasks.scrolls_evaluation import bars_of, score_answers, spread

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cases import build, gap
-from equitape.inspect.measures import (
+from equitape.inspect.inspection import (
     effective_distances,
     phase_displacement,
     phasor_norms,

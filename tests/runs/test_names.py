@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equitape.runs.names import file_name
+from equitape.runs.folders import file_name
 
 
 @pytest.mark.parametrize(

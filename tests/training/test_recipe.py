@@ -12,8 +12,7 @@ from typer.testing import CliRunner
 from cases import build
 from equitape.cli import app
 from equitape.settings import Settings, list_fields
-from equitape.training.help import recipe_help
-from equitape.training.plan import count_parameters, describe_plan, make_plan
+from equitape.training.plan import count_parameters, describe_plan, make_plan, start_model
 from equitape.training.recipe import (
     EvaluationSettings,
     ModelSettings,
@@ -21,11 +20,11 @@ from equitape.training.recipe import (
     available_recipes,
     load_recipe,
     parse_recipe,
+    recipe_help,
     resolved,
     to_yaml,
 )
 from equitape.training.settings import Jumps, TrainSettings
-from equitape.training.start import start_model
 
 runner = CliRunner()
 SHIPPED = {

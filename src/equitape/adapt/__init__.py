@@ -5,12 +5,11 @@ from typing import TYPE_CHECKING
 from ..lazy import lazy_names
 
 if TYPE_CHECKING:
-    from ..pretrained.adaptation import Adaptation
     from ..pretrained.adapter import save_adapter
     from ..pretrained.adapting import adapt, load_adapter
     from ..pretrained.lora import merge_lora
     from ..pretrained.methods import summarize_training
-    from ..pretrained.settings import METHODS, AdaptSettings
+    from ..pretrained.settings import METHODS, Adaptation, AdaptSettings
 
 __all__ = [
     "METHODS",
@@ -28,7 +27,7 @@ __getattr__ = lazy_names(
     {
         "METHODS": "equitape.pretrained.settings",
         "AdaptSettings": "equitape.pretrained.settings",
-        "Adaptation": "equitape.pretrained.adaptation",
+        "Adaptation": "equitape.pretrained.settings",
         "adapt": "equitape.pretrained.adapting",
         "load_adapter": "equitape.pretrained.adapting",
         "merge_lora": "equitape.pretrained.lora",

@@ -28,13 +28,12 @@ from ..data.packing import PackedDataset, collate_rows
 from ..data.text import find_files, short_names
 from ..data.tokens import TokenStore, build_tokens
 from ..model import EquitapeForCausalLM
-from ..pretrained.adaptation import Adaptation, adaptation_of
 from ..pretrained.adapter import complete_architecture, save_adapter
 from ..pretrained.adapting import AdaptedForCausalLM, build
+from ..pretrained.loading import check_vocabulary, tokenizer_of
 from ..pretrained.lora import lora_layers
 from ..pretrained.methods import summarize_training
-from ..pretrained.settings import AdaptSettings
-from ..pretrained.vocabulary import check_vocabulary, tokenizer_of
+from ..pretrained.settings import Adaptation, AdaptSettings, adaptation_of
 from ..runs.environment import describe_environment
 from ..runs.files import plain, read_json, write_json
 from ..runs.identity import Difference, check_folder, find_differences

@@ -78,7 +78,7 @@ class FinetuneSettings(Settings):
 
 def train_defaults(settings: AdaptSettings) -> dict[str, Any]:
     """The defaults of training for a method, as `TrainSettings.parse` takes them."""
-    plan = settings.plan
-    only_tape = plan.tape and not plan.lora and not settings.trains("embeddings") and not settings.trains("norms")
-    rate = RATE_OF_ALL if plan.everything else RATE_OF_TAPE if only_tape else RATE_OF_FEW
+    method = settings.effects
+    only_tape = method.tape and not method.lora and not settings.trains("embeddings") and not settings.trains("norms")
+    rate = RATE_OF_ALL if method.everything else RATE_OF_TAPE if only_tape else RATE_OF_FEW
     return {**TRAIN_DEFAULTS, "learning_rate": rate, "seed": settings.seed}

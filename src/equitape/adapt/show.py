@@ -7,9 +7,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..model import EquitapeForCausalLM
-from ..pretrained.adaptation import adaptation_of
 from ..pretrained.longlora import ShiftedSparseAttention
 from ..pretrained.methods import summarize_training
+from ..pretrained.settings import adaptation_of
 
 
 def show_model(model: EquitapeForCausalLM, console: Console) -> None:
@@ -25,7 +25,7 @@ def show_model(model: EquitapeForCausalLM, console: Console) -> None:
         positions += f", {scaling['kind']} by {scaling['factor']:g}"
     table = Table(show_header=False)
     table.add_row("base", escape(adaptation.base_name))
-    table.add_row("method", escape(f"{settings.method}: {settings.plan.idea}"))
+    table.add_row("method", escape(f"{settings.method}: {settings.effects.idea}"))
     table.add_row("context", f"{model.config.context:,} tokens")
     table.add_row("positions", positions)
     attention = model.model.training_attention

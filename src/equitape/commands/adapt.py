@@ -153,8 +153,8 @@ def show(model: "EquitapeForCausalLM", console: Console) -> dict[str, Any]:
     from dataclasses import asdict
 
     from ..adapt.show import show_model
-    from ..pretrained.adaptation import adaptation_of
     from ..pretrained.methods import summarize_training
+    from ..pretrained.settings import adaptation_of
 
     show_model(model, console)
     adaptation, trained = adaptation_of(model), summarize_training(model)
@@ -173,7 +173,7 @@ def write(
 ) -> None:
     """Save the adapter, or the whole model with the base's tokenizer where there is one."""
     from ..pretrained.adapter import save_adapter
-    from ..pretrained.vocabulary import tokenizer_of
+    from ..pretrained.loading import tokenizer_of
 
     if as_adapter:
         save_adapter(model, out)
@@ -226,14 +226,14 @@ def run_training(
     from ..adapt.finetune import finetune
     from ..adapt.show import show_results
     from ..pretrained.adapting import load_adapter
-    from ..pretrained.vocabulary import tokenizer_of
+    from ..pretrained.loading import tokenizer_of
     from ..report.adaptation import write_loss
     from ..training.log import LOG, read_log
 
     report = finetune(base, settings, course, out, resume=resume, console=console)
     if not PartialState().is_main_process:
         return report
-    write_loss(read_log(out / LOG), out / PLOT, "tape" if settings.plan.tape else "rope")
+    write_loss(read_log(out / LOG), out / PLOT, "tape" if settings.effects.tape else "rope")
     show_results(report, console)
     if report["status"] == "done":
         console.print(f"Adapter, log, plot and figures are in {out}.", highlight=False)

@@ -25,10 +25,10 @@ def compare(
     checkpoint.
     """
     from ..report import write_report
+    from ..runs.errors import describe_interrupt
     from ..runs.files import make_directory
-    from ..runs.interrupt import describe_interrupt
+    from ..runs.folders import file_name
     from ..runs.lock import LockedError
-    from ..runs.names import file_name
     from ..training import compare as comparison
     from ..training.plan import make_plan
     from ..training.recipe import load_recipe

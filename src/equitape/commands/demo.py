@@ -1,10 +1,16 @@
 """equitape demo."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
+
+from .options import one_sentence
+
+if TYPE_CHECKING:
+    from ..training.plan import Plan
 
 
 def demo(
@@ -16,14 +22,58 @@ def demo(
 
     This is `equitape compare demo`: runs that finished before are not repeated.
     """
-    from ..demo import run_demo
+    from ..report import write_report
+    from ..training.compare import compare
+    from ..training.plan import make_plan
+    from ..training.recipe import load_recipe
+    from ..training.show import show_results
 
     overrides = {"train.steps": steps, "seeds": None if seed is None else f"[{seed}]"}
     changed = {key: value for key, value in overrides.items() if value is not None}
     suffix = "".join(
         f"-{key.split('.')[-1]}{value}".replace("[", "").replace("]", "") for key, value in changed.items()
     )
-    try:
-        run_demo([f"{key}={value}" for key, value in changed.items()], out or Path(f"runs/demo{suffix}"), Console())
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
+    out = out or Path(f"runs/demo{suffix}")
+    console = Console()
+    with one_sentence():
+        plan = make_plan(load_recipe("demo", [f"{key}={value}" for key, value in changed.items()]))
+        console.print(escape(plan.recipe.description))
+        # one thread each is faster than two for one so small
+        results = compare(plan, out, jobs=2, console=console)
+        write_report(results, out)
+        show_results(results, console)
+        answer_sums(plan, out, console)
+    console.print(
+        "One seed and one small model: a demonstration, not a finding. Recipes that ask the question properly: "
+        "equitape compare --help."
+    )
+
+
+def answer_sums(plan: "Plan", out_dir: Path, console: Console) -> None:
+    """A few sums answered by `generate`, the last one longer than any in training."""
+    import torch
+
+    from ..model import EquitapeForCausalLM
+    from ..tasks import addition
+    from ..training.compare import run_folder
+    from ..training.fit import MODEL, without_bars
+
+    models = {}
+    for choice, seed in plan.runs:
+        folder = run_folder(out_dir, choice.label, seed) / MODEL
+        if folder.is_dir():
+            with without_bars():
+                models[choice.label] = EquitapeForCausalLM.from_pretrained(folder).eval()
+    trained = plan.recipe.task["trained_digits"]
+    generator = torch.Generator().manual_seed(0)
+    for digits in (trained - 1, trained, trained, trained + 1):
+        low, high = 10 ** (digits - 1), 10**digits
+        left, right = (int(torch.randint(low, high, (), generator=generator)) for _ in range(2))
+        answers = []
+        for label, model in models.items():
+            tokens = addition.greedy_answers(model, addition.encode(left, right), digits + 2)
+            answer = addition.decode(tokens[0])
+            colour = "green" if answer == str(left + right) else "red"
+            answers.append(f"{escape(label)} [{colour}]{answer}[/{colour}]")
+        told = " (longer than in training)" if digits > trained else ""
+        console.print(f"  {left} + {right} = {left + right}:  {',  '.join(answers)}{told}")

@@ -96,12 +96,12 @@ def run(
     show: Callable[[dict[str, Any], Path], None],
 ) -> None:
     """Evaluate a model on all tasks. show: called with the report of each task and its folder."""
-    from ..evaluation.loading import load_evaluated_model, model_label
     from ..evaluation.runner import check_out, describe_kept, prepare, run_prepared
     from ..pretrained.loading import check_model, is_local
-    from ..runs.interrupt import describe_interrupt
-    from ..runs.names import file_name
+    from ..runs.errors import describe_interrupt
+    from ..runs.folders import file_name
     from ..tasks import EVALUATIONS, build_evaluations
+    from ..tasks.evaluated_model import load_evaluated_model, model_label
 
     if not options.task:
         raise ValueError(f"Name what to evaluate with --task.{describe_choices('', EVALUATIONS)}")

@@ -1,26 +1,77 @@
-"""What `equitape encodings` and `equitape tasks` list, kept in listing.json so that both start without torch.
+"""equitape encodings and equitape tasks. What they list is kept in listing.json, so that both start without torch.
 
 A test compares the file with the code. After a change of encodings, tasks or their options, write it again:
 python -m equitape.commands.listing
 """
 
-import json
+import json as json_format
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
 from ..plugins import has_plugins
 
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs to read.")]
 FILE = Path(__file__).with_name("listing.json")
+
+
+def encodings(json: AsJson = False) -> None:
+    """List the encodings and their options."""
+    rows = list_encodings()
+    if json:
+        typer.echo(json_format.dumps({kind: row["options"] for kind, row in rows.items()}, indent=2))
+        return
+    table = Table()
+    for column in ("encoding", "idea", "options and defaults"):
+        table.add_column(column, overflow="fold")
+    for kind, row in rows.items():
+        # only the first of nested options, their kind: the documentation has the rest
+        shown = {
+            name: next(iter(value.values())) if isinstance(value, dict) else value
+            for name, value in row["options"].items()
+        }
+        table.add_row(kind, escape(row["idea"]), ", ".join(f"{name}={value}" for name, value in shown.items()))
+    console = Console()
+    console.print(table)
+    console.print("Every encoding has a page in docs/reference/encodings; --json prints nested options in full.")
+
+
+def tasks(json: AsJson = False) -> None:
+    """List the tasks to train on and to evaluate, and their options."""
+    rows = list_tasks()
+    if json:
+        typer.echo(json_format.dumps(rows, indent=2))
+        return
+    table = Table()
+    # the metric goes under the idea: in its own column, options would have no room in 80 characters
+    for column in ("task", "can", "idea and first metric", "options and defaults"):
+        table.add_column(column, overflow="fold")
+    for name, row in rows.items():
+        for described in (row, row.get("evaluation")):
+            if described is not None:
+                can = row["can"] if row["can"] != "both" else "train" if described is row else "evaluate"
+                options = ", ".join(f"{option}={value}" for option, value in described["options"].items())
+                idea = f"{escape(described['idea'])}\nmetric: {described['headline']}"
+                table.add_row(name, can, idea, escape(options))
+    console = Console()
+    console.print(table)
+    console.print(
+        "train: name it in a recipe (docs/reference/tasks). evaluate: equitape eval --task (docs/how-to/evaluation.md)."
+    )
 
 
 def list_encodings() -> dict[str, dict[str, Any]]:
     """Every encoding: its idea, and its options with their defaults."""
-    return find_encodings() if has_plugins() else json.loads(FILE.read_text())["encodings"]
+    return find_encodings() if has_plugins() else json_format.loads(FILE.read_text())["encodings"]
 
 
 def list_tasks() -> dict[str, dict[str, Any]]:
     """Every task: its idea, its first metric, and its options with their defaults."""
-    return find_tasks() if has_plugins() else json.loads(FILE.read_text())["tasks"]
+    return find_tasks() if has_plugins() else json_format.loads(FILE.read_text())["tasks"]
 
 
 def find_encodings() -> dict[str, dict[str, Any]]:
@@ -57,7 +108,7 @@ def find_tasks() -> dict[str, dict[str, Any]]:
 
 def as_text() -> str:
     """The content of the file, from the code."""
-    return json.dumps({"encodings": find_encodings(), "tasks": find_tasks()}, indent=1) + "\n"
+    return json_format.dumps({"encodings": find_encodings(), "tasks": find_tasks()}, indent=1) + "\n"
 
 
 if __name__ == "__main__":

@@ -183,7 +183,7 @@ class RecipeCommand(TyperCommand):
     """A command that takes a recipe: its help ends with the recipe's keys."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        from ..training.help import recipe_help
+        from ..training.recipe import recipe_help
 
         self.epilog = recipe_help().replace("[", "\\[")
         super().format_help(ctx, formatter)

@@ -41,11 +41,10 @@ def train(
 
     On several devices: torchrun -m equitape train ...
     """
-    from ..runs.errors import is_out_of_memory
+    from ..runs.errors import describe_interrupt, is_out_of_memory
     from ..runs.files import make_directory
-    from ..runs.interrupt import describe_interrupt
+    from ..runs.folders import file_name
     from ..runs.lock import LockedError
-    from ..runs.names import file_name
     from ..runs.progress import Progress
     from ..training.fit import check_processes
     from ..training.plan import make_plan

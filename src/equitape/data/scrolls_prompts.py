@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..settings import check_value
-from .pieces import PieceTokenizer
 from .scrolls import Item
+from .tokens import PieceTokenizer
 
 CutRule = Literal["end", "middle", "start"]
 

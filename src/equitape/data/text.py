@@ -6,6 +6,7 @@ looked for under $EQUITAPE_DATA.
 """
 
 import gzip
+import hashlib
 import io
 import json
 import lzma
@@ -310,3 +311,14 @@ def _read_hub(source: str) -> Iterator[Document]:
         text = _text_of(row, f"Row {number} of {source!r}")
         if text:
             yield Document(f"{source}:{number}", text)
+
+
+def default_cache() -> Path:
+    """$EQUITAPE_CACHE, or .cache/equitape in the home directory."""
+    return Path(os.environ.get("EQUITAPE_CACHE") or Path.home() / ".cache" / "equitape")
+
+
+def entry(cache: str | Path | None, kind: str, *parts: str) -> Path:
+    """The folder of a thing of some kind that is made from these parts and changes with them."""
+    name = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
+    return (Path(cache) if cache is not None else default_cache()) / kind / name

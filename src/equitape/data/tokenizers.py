@@ -10,8 +10,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from ..runs.files import new_folder
 from ..runs.folders import model_folder
-from .cache import entry
-from .text import Document, Sources, describe_sources, read_documents
+from .text import Document, Sources, describe_sources, entry, read_documents
 
 END, PAD = "<|end|>", "<|pad|>"
 NUM_BYTES = 256

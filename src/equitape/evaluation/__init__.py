@@ -1,8 +1,7 @@
 """Run evaluation tasks on a loaded model in resumable units and keep the results (docs/how-to/evaluation.md)."""
 
 from ..tasks import EVALUATIONS, EvaluationTask, Report, Unit, available_evaluations, build_evaluation
-from ..tasks.evaluated_model import EvaluatedModel
-from .loading import load_evaluated_model
+from ..tasks.evaluated_model import EvaluatedModel, load_evaluated_model
 from .runner import evaluate, rescore
 
 __all__ = [

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from ..tasks.evaluated_model import load_evaluated_model
 from ..tasks.harness import require_harness
-from .loading import load_evaluated_model
 
 MODEL_NAME = "equitape"
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from ..encodings.tape import TapeOptions
 from ..model import EquitapeConfig, EquitapeModel
 from .capture import LayerRecord, decoder_of, frozen_state, layer_encodings, updates_state, visit_layers
-from .measures import state_products
+from .inspection import state_products
 
 STARTS = (3, 1000, 1_000_000)
 NUM_BEGIN_TOKENS = 3

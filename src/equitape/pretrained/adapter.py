@@ -18,9 +18,8 @@ from ..encodings.base import ENCODINGS
 from ..model import EquitapeForCausalLM
 from ..runs.environment import describe_versions
 from ..runs.files import files_in
-from .adaptation import adaptation_of
 from .card import CARD, PACKAGES, adapter_card
-from .settings import METHODS
+from .settings import METHODS, adaptation_of
 
 FORMAT = 1
 """Raised when older versions of this package could not read what is written."""

@@ -13,13 +13,12 @@ from transformers import PreTrainedModel
 from ..model import EquitapeForCausalLM
 from ..runs.errors import first_line
 from ..runs.files import files_in
-from .adaptation import Adaptation, adaptation_of
 from .adapter import DESCRIPTION, TENSORS, describe_difference, insert, read_description, read_tensors, save_adapter
 from .card import CARD, model_card
 from .families import translate_config
 from .lora import merged_state
 from .methods import change_config, set_training, trained_parameters
-from .settings import AdaptSettings
+from .settings import Adaptation, AdaptSettings, adaptation_of
 from .weights import Base, convert, fingerprint, load_source
 
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")

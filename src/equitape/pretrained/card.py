@@ -4,7 +4,7 @@ from typing import Any
 
 from ..model import EquitapeForCausalLM
 from ..runs.environment import describe_versions
-from .adaptation import Adaptation
+from .settings import Adaptation
 
 CARD = "README.md"
 PACKAGES = ("torch", "transformers", "peft", "accelerate", "safetensors")
@@ -38,7 +38,7 @@ def _card(model: EquitapeForCausalLM, adaptation: Adaptation, what: str, loading
     trained = set(adaptation.trained)
     count = sum(parameter.numel() for name, parameter in model.named_parameters() if name in trained)
     facts = {
-        "method": f"{settings.method}: {settings.plan.idea}",
+        "method": f"{settings.method}: {settings.effects.idea}",
         "context": f"{model.config.context} tokens",
         "positions": _plain(_shortened(model.config.encoding)),
         "trained": f"{len(trained)} tensors, {count:,} parameters",

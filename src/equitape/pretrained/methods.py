@@ -25,7 +25,7 @@ def change_config(source: EquitapeConfig, settings: AdaptSettings) -> EquitapeCo
     given = longer.to_dict()
     given["encoding"] = change_encoding(source, settings)
     config = EquitapeConfig.from_dict(given)
-    if settings.plan.shifted:
+    if settings.effects.shifted:
         shifted_attention(config, settings).check(config)
     return config
 
@@ -38,18 +38,18 @@ def shifted_attention(config: EquitapeConfig, settings: AdaptSettings) -> Shifte
 
 def change_encoding(source: EquitapeConfig, settings: AdaptSettings) -> dict[str, Any]:
     """The encoding after adapting."""
-    plan = settings.plan
+    effects = settings.effects
     assert isinstance(source.encoding, dict)
     encoding = dict(source.encoding)
-    changes = plan.tape or plan.raises_theta or settings.theta is not None or settings.scaling is not None
+    changes = effects.tape or effects.raises_theta or settings.theta is not None or settings.scaling is not None
     if changes and encoding["kind"] not in ("rope", "tape"):
         raise ValueError(
             f"The source's positions are encoded by {encoding['kind']!r}; the method {settings.method!r} changes "
             f"rotary positions, so it needs 'rope' or 'tape'."
         )
-    if plan.tape:
+    if effects.tape:
         encoding = {**encoding, "kind": "tape", **settings.tape}
-    if settings.theta is not None or plan.raises_theta:
+    if settings.theta is not None or effects.raises_theta:
         encoding["theta"] = settings.theta or encoding["theta"] * THETA_GROWTH
     if settings.scaling is not None:
         encoding["scaling"] = stretch(encoding["scaling"], source.context, settings)
@@ -80,20 +80,20 @@ def stretch(scaling: dict[str, Any], trained: int, settings: AdaptSettings) -> d
 
 def set_training(model: EquitapeForCausalLM, settings: AdaptSettings) -> None:
     """Add LoRA's layers where the method has them, and let only what the method trains take gradients."""
-    plan = settings.plan
-    if plan.lora:
+    effects = settings.effects
+    if effects.lora:
         add_lora(model, settings)
-    if plan.shifted:
+    if effects.shifted:
         model.model.training_attention = shifted_attention(model.config, settings)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(
-            plan.everything
-            or (plan.tape and is_encoding(name))
-            or (plan.lora and ".lora_" in name)
+            effects.everything
+            or (effects.tape and is_encoding(name))
+            or (effects.lora and ".lora_" in name)
             or (settings.trains("embeddings") and name == "model.embed_tokens.weight")
             or (settings.trains("norms") and is_norm(name))
         )
-    if plan.tape and not any(is_encoding(name) for name, _ in trained_parameters(model)):
+    if effects.tape and not any(is_encoding(name) for name, _ in trained_parameters(model)):
         raise ValueError(
             "No block of this model updates TAPE's field, so there is nothing to train; it needs two layers."
         )

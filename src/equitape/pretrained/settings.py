@@ -96,19 +96,41 @@ class AdaptSettings(Settings):
             raise ValueError(f"The method {self.method!r} has no use for {', '.join(unused)}; leave it out.")
 
     @property
-    def plan(self) -> Method:
+    def effects(self) -> Method:
         """What the chosen method does."""
         return METHODS[self.method]
 
     def used(self) -> dict[str, Any]:
         """What matters to the chosen method, for people."""
-        left_out = set() if self.plan.lora else set(LORA_OPTIONS)
+        left_out = set() if self.effects.lora else set(LORA_OPTIONS)
         return {key: value for key, value in self.to_dict().items() if key not in left_out and value != {}}
 
     def trains(self, part: str) -> bool:
         """Whether "embeddings" or "norms" train."""
         asked = getattr(self, f"train_{part}")
-        return self.plan.embeddings_and_norms if asked is None else asked
+        return self.effects.embeddings_and_norms if asked is None else asked
 
 
 LORA_OPTIONS = ("lora_rank", "lora_alpha", "lora_dropout", "lora_targets")
+
+
+@dataclass(kw_only=True)
+class Adaptation:
+    """How a model was adapted, and from which base."""
+
+    settings: AdaptSettings
+    base_name: str
+    base: dict[str, Any]
+    """The base's fingerprint."""
+    trained: tuple[str, ...]
+    """Names of the parameters the method trains."""
+    training: dict[str, Any] = field(default_factory=dict)
+    """Data, settings and results of a fine-tuning run."""
+
+
+def adaptation_of(model: Any) -> Adaptation:
+    """The adaptation of a model that `adapt` made; an error for any other."""
+    adaptation = getattr(model, "adaptation", None)
+    if adaptation is None:
+        raise ValueError("This model was not made by equitape.adapt, so it has no adapter; use model.save_pretrained.")
+    return adaptation

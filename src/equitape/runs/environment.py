@@ -1,19 +1,20 @@
-"""Where and with what results were made: versions, hardware, commit and time."""
+"""Where and with what results were made: versions, hardware, commit, time and peak memory."""
 
 import platform
 import subprocess
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from ..version import __version__
 
 
 def describe_environment() -> dict[str, str | None]:
     """Versions, hardware, commit and time, as run.json and report.json hold them."""
-    import torch
-
     return {
         "equitape": __version__,
         "torch": torch.__version__,
@@ -80,3 +81,29 @@ def _processor() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
+
+
+STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+RESET_PEAK = "5"
+
+
+def reset_peak() -> None:
+    """Start counting again, where the system allows it."""
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+        return
+    # elsewhere than on Linux, or without permission, the peak is that of the whole process
+    with suppress(OSError):
+        CLEAR.write_text(RESET_PEAK)
+
+
+def peak_mib() -> float | None:
+    """Peak MiB since then; None where the system does not count."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated() / 2**20
+    try:
+        lines = STATUS.read_text().splitlines()
+    except OSError:
+        return None
+    kibibytes = [int(line.split()[1]) for line in lines if line.startswith("VmHWM")]
+    return kibibytes[0] / 1024 if kibibytes else None

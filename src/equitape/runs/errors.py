@@ -1,5 +1,8 @@
 """Errors in one line, and whether one says that memory ran out."""
 
+import shlex
+import sys
+
 import torch
 
 OUT_OF_MEMORY_PHRASES = ("CUDA out of memory", "CUDA error: out of memory", "can't allocate memory")
@@ -27,3 +30,16 @@ def is_out_of_memory(error: BaseException) -> bool:
             return True
         found = found.__cause__ or found.__context__
     return False
+
+
+def command_to_continue(*, resume: bool) -> str:
+    """The command line of this process, with --resume where a command needs it to continue."""
+    words = ["equitape", *sys.argv[1:]]
+    if resume and "--resume" not in words:
+        words.append("--resume")
+    return shlex.join(words)
+
+
+def describe_interrupt(kept: str, *, resume: bool) -> str:
+    """One line. kept: a sentence."""
+    return f"Interrupted. {kept} Continue with: {command_to_continue(resume=resume)}"

@@ -1,5 +1,7 @@
 """What lies where in the folder of a run."""
 
+import hashlib
+import re
 from pathlib import Path
 
 
@@ -7,3 +9,22 @@ def model_folder(name: str) -> str:
     """The folder that holds a model's weights and tokenizer: a run keeps them in `model/`."""
     inner = Path(name).expanduser() / "model"
     return str(inner) if (inner / "config.json").is_file() else name
+
+
+MOST_CHARACTERS = 100
+DIGEST_CHARACTERS = 8
+
+
+def file_name(text: str) -> str:
+    """A name as one part of a path: letters, digits, dots, underscores and hyphens, at most 100 characters.
+
+    Other characters become hyphens. Where that could make two names the same, or where a name is too long or would be
+    "." or "..", a digest of it is added.
+    """
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", text)
+    # punctuation and spaces may collide with a hyphen, as ever; letters of other scripts must not
+    lost_letters = any(character.isalnum() and not character.isascii() for character in text)
+    if name.strip(".-") and len(name) <= MOST_CHARACTERS and not lost_letters:
+        return name
+    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:DIGEST_CHARACTERS]
+    return f"{name.strip('.-')[: MOST_CHARACTERS - DIGEST_CHARACTERS - 1]}-{digest}".lstrip("-")

@@ -12,10 +12,8 @@ from torch import Tensor
 from ..runs.results import EXACT_MATCH, TOKEN_ACCURACY
 from ..settings import Positive
 from .answers import forced_accuracy
-from .base import Curve, Evaluation, evaluation_generator
-from .lengths import LengthOptions, evaluate_lengths
-from .prompts import SMALL, Cell, Examples, PromptOptions, PromptTask, constant, join
-from .sizes import require_order, scale_samples
+from .base import Curve, Evaluation, evaluation_generator, require_order, scale_samples
+from .prompts import SMALL, Cell, Examples, LengthOptions, PromptOptions, PromptTask, constant, evaluate_lengths, join
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from ..settings import Positive
-from .lengths import LengthOptions
-from .prompts import SMALL
+from .prompts import SMALL, LengthOptions
 
 SYMBOLS = "0123456789+*="
 PLUS, TIMES, EQUALS = (SYMBOLS.index(symbol) for symbol in "+*=")

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from ..runs.results import ERROR
 from ..settings import Ge, Share
-from .base import IGNORED, Curve, Evaluation, evaluation_generator
-from .sizes import require_order, scale_samples
+from .base import IGNORED, Curve, Evaluation, evaluation_generator, require_order, scale_samples
 from .states import StateOptions, StateTask, judge
 
 ZERO, ONE, WRITE, READ, IGNORE, PAD = range(6)

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from ..data.pieces import PieceTokenizer
 from ..data.text import read_documents
+from ..data.tokens import PieceTokenizer
 
 NOISE = "noise"
 NOISE_LINE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again.\n"

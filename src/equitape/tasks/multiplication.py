@@ -12,8 +12,7 @@ from ..runs.results import EXACT_MATCH
 from . import digits
 from .base import Evaluation
 from .digits import END, EQUALS, PAD, TIMES, VOCAB_SIZE, DigitOptions
-from .lengths import evaluate_lengths
-from .prompts import Cell, Examples, PromptTask, constant, join
+from .prompts import Cell, Examples, PromptTask, constant, evaluate_lengths, join
 
 
 class Multiplication(PromptTask):

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from ..settings import Positive
-from .base import IGNORED, Curve, Evaluation, HeatMap, evaluation_generator
-from .sizes import scale_samples
+from .base import IGNORED, Curve, Evaluation, HeatMap, evaluation_generator, scale_samples
 from .states import StateOptions, StateTask, judge
 
 

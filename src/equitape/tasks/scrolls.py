@@ -15,20 +15,18 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from ..data.pieces import PieceTokenizer
 from ..data.scrolls import Item, load_examples
 from ..data.scrolls_prompts import DATASETS, CutRule, PromptWriter, kept_parts, question_of
 from ..data.tokenizers import load_tokenizer
-from ..data.tokens import special_tokens
+from ..data.tokens import PieceTokenizer, special_tokens
 from ..registry import describe_choices
 from ..runs.results import PERCENT, Metric
 from ..settings import Positive, Settings
-from .base import ENDLESS, IGNORED, Evaluation, Task
+from .base import ENDLESS, IGNORED, Evaluation, Task, scale_samples
 from .decoding import batches_of, write_answers
 from .evaluated_model import EvaluatedModel
 from .evaluation import Unit
 from .scrolls_evaluation import SCORES, score_answers, spread
-from .sizes import scale_samples
 from .text_metrics import require_rouge
 
 ANSWER_LOSS = Metric(name="answer_loss", higher_is_better=False)

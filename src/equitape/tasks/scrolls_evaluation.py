@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
-from ..data.pieces import PieceTokenizer
 from ..data.scrolls import Item, load_examples
 from ..data.scrolls_prompts import DATASETS, CutRule, PromptWriter
+from ..data.tokens import PieceTokenizer
 from ..runs.results import PERCENT, PERPLEXITY, Bars, Metric
 from ..settings import Positive, Settings
 from . import text_metrics as metrics

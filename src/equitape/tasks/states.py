@@ -14,8 +14,7 @@ from torch.utils.data import Dataset
 
 from ..runs.results import ACCURACY, EXACT_MATCH
 from ..settings import Positive, Settings
-from .base import IGNORED, Curve, Evaluation, NumberedExamples, Task, evaluation_generator
-from .sizes import scale_samples
+from .base import IGNORED, Curve, Evaluation, NumberedExamples, Task, evaluation_generator, scale_samples
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ import torch
 from accelerate import PartialState
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from ..runs.memory import peak_mib, reset_peak
+from ..runs.environment import peak_mib, reset_peak
 from ..runs.progress import Phase
 from . import checkpoints
 from .log import StepLog

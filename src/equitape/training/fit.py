@@ -2,7 +2,8 @@
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,13 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from transformers import TrainingArguments
 from transformers.trainer_callback import PrinterCallback
+from transformers.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
 
 from ..encodings import PositionalEncoding
 from ..runs.files import publish_folder, remove_partial
 from ..runs.progress import Progress
 from ..tasks.base import IGNORED
 from . import checkpoints
-from .bars import without_bars
 from .callbacks import Bookkeeper, Evaluate, Meter
 from .jumps import check_jumps, draw_jumps
 from .log import LOG, StepLog, truncate_log
@@ -340,3 +341,15 @@ def describe_bad_step(step: int, checkpoint: Path | None) -> str:
         else "there is no checkpoint yet"
     )
     return f"The loss or its gradient was NaN or infinite at step {step}; {kept}."
+
+
+@contextmanager
+def without_bars() -> Iterator[None]:
+    """Hide them inside the block."""
+    shown = is_progress_bar_enabled()
+    disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            enable_progress_bar()

@@ -1,18 +1,20 @@
 """A checked recipe: its task, the models it builds, and everything that can be refused before any work."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..encodings import build_encoding
 from ..model import EquitapeConfig, EquitapeForCausalLM
-from ..pretrained.vocabulary import check_vocabulary
+from ..pretrained.families import translate_config
+from ..pretrained.loading import check_vocabulary, is_adapter, load_model
+from ..runs.folders import model_folder
 from ..tasks import Task, build_task
 from .fit import ENDLESS_STEPS, MEASURED_EXAMPLES, count_steps
 from .jumps import check_jumps
 from .recipe import EncodingChoice, Recipe, spell_out
-from .start import start_config
 
 
 @dataclass(frozen=True)
@@ -123,3 +125,28 @@ def describe_plan(plan: Plan) -> dict[str, Any]:
             for choice in recipe.choices
         },
     }
+
+
+def start_config(start: str, trained: int, tested: int) -> EquitapeConfig:
+    """The configuration of a checkpoint as an `EquitapeConfig`, for the lengths it will be trained and tested at."""
+    from transformers import AutoConfig
+
+    folder = model_folder(start)
+    if is_adapter(start):
+        raise ValueError(
+            f"{start!r} holds an adapter; save it as a whole model first, with equitape adapt BASE --adapter {start} "
+            f"--out FOLDER."
+        )
+    if not (Path(folder).expanduser() / "config.json").is_file():
+        raise ValueError(f"There is no checkpoint to start from at {start!r}; give the folder of a saved model or run.")
+    config = translate_config(AutoConfig.from_pretrained(folder))
+    config.extend(trained, room=tested)
+    return config
+
+
+def start_model(start: str, config: EquitapeConfig) -> EquitapeForCausalLM:
+    """The checkpoint in float32, with every weight trained."""
+    model: Any = load_model(start, "float32")
+    model.config.max_position_embeddings = config.max_position_embeddings
+    model.config.trained_length = config.trained_length
+    return model.requires_grad_(True)

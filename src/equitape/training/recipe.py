@@ -8,8 +8,8 @@ import yaml
 
 from ..registry import describe_choices
 from ..runs.files import plain
-from ..runs.names import file_name
-from ..settings import Ge, Gt, Le, Lt, Settings, note_alias
+from ..runs.folders import file_name
+from ..settings import Ge, Gt, Le, Lt, Settings, list_fields, note_alias
 from ..values import parse_yaml, set_value
 from .settings import Jumps, Seed, TrainSettings, current_names
 from .small import reduce
@@ -277,3 +277,10 @@ def resolved(recipe: Recipe) -> dict[str, Any]:
 def to_yaml(recipe: Recipe) -> str:
     """The whole recipe as a file that repeats it."""
     return yaml.safe_dump(resolved(recipe), sort_keys=False, allow_unicode=True, width=110)
+
+
+def recipe_help() -> str:
+    """One paragraph per field, as the help of a command shows it."""
+    lines = [f"{name}{f' = {default}' if default else ''}: {words}" for name, default, words, _ in list_fields(Recipe)]
+    shipped = f"Recipes that come with equitape: {', '.join(available_recipes())}."
+    return "\n\n".join([shipped, "Fields of a recipe, each with its default, to set with key=value:", *lines])

@@ -16,21 +16,19 @@ from ..model import EquitapeConfig, EquitapeForCausalLM
 from ..runs.environment import describe_environment
 from ..runs.errors import is_out_of_memory, named_line
 from ..runs.files import read_json, write_json, write_text
+from ..runs.folders import file_name
 from ..runs.identity import Difference, check_folder, find_differences
 from ..runs.lock import locked
-from ..runs.names import file_name
 from ..runs.progress import Progress
 from ..runs.results import DONE, RunResult
 from ..tasks.base import IGNORED, Evaluation, Task
 from ..values import parse_yaml
 from . import checkpoints
-from .bars import without_bars
-from .fit import MODEL, fit, uses_bf16, uses_compiler
+from .fit import MODEL, fit, uses_bf16, uses_compiler, without_bars
 from .log import LOG, read_log, thin
-from .plan import Plan
+from .plan import Plan, start_model
 from .recipe import Recipe, read_recipe, resolved, spell_out, to_yaml
 from .settings import UNIMPORTANT, TrainSettings
-from .start import start_model
 
 RUN = "run.json"
 RECIPE = "recipe.yaml"
