@@ -123,7 +123,7 @@ def test_a_model_learns_to_answer_from_a_checkpoint(files, start, tmp_path):
     model = EquitapeForCausalLM.from_pretrained(start).eval()
     before = plan.task.evaluate(model, 0).metrics
     entry = execute(plan, "tape", 0, tmp_path / "run")
-    after = entry["evaluation"]["metrics"]
+    after = entry.evaluation.metrics
     assert before["answer_loss"] > 3
     assert after["answer_loss"] < 0.1
     assert after["score"] == 100
