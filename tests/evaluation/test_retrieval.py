@@ -185,7 +185,7 @@ def test_every_passkey_is_measured_before_any_work():
     encode = task.maker.encode
 
     def sizes(length):
-        lines = [PASSKEY.format(key=task.make(place).references[0]) for place in task.places(length)]
+        lines = [PASSKEY.format(key=task.build(place, 1000).references[0]) for place in task.places(length)]
         return [len(encode(PASSKEY_OPENING)) + len(encode(line)) + len(encode(PASSKEY_QUESTION)) for line in lines]
 
     # a length that the first prompt fits into and another does not

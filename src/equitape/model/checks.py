@@ -31,32 +31,36 @@ def check_vocabulary(input_ids: Tensor, vocab_size: int) -> None:
         )
 
 
+def check_shape(name: str, ids: Tensor, x: Tensor) -> None:
+    """One number for every token: [B, N] or [1, N]."""
+    batch, num_tokens = x.shape[:2]
+    if ids.dim() != 2 or ids.shape[0] not in (1, batch) or ids.shape[1] != num_tokens:
+        raise ValueError(
+            f"{name} has shape {list(ids.shape)}; it must be [{batch}, {num_tokens}] or [1, {num_tokens}], one number "
+            f"for every token."
+        )
+
+
+def check_ids(name: str, ids: Tensor, x: Tensor, limit: str) -> None:
+    """One integer of 0 or more for every token. limit: the end of the error where one is negative."""
+    check_shape(name, ids, x)
+    if ids.is_floating_point():
+        raise ValueError(f"{name} is {ids.dtype}; ids are integers, use torch.long.")
+    if may_read() and bool((ids < 0).any()):
+        raise ValueError(f"{name} holds {int(ids.min())}; {limit}.")
+
+
 def check_position_ids(position_ids: Tensor | None, x: Tensor) -> None:
     """[B, N] or [1, N], integers, none negative."""
-    if position_ids is None:
-        return
-    batch, num_tokens = x.shape[:2]
-    if position_ids.dim() != 2 or position_ids.shape[0] not in (1, batch) or position_ids.shape[1] != num_tokens:
-        raise ValueError(
-            f"position_ids has shape {list(position_ids.shape)}; it must be [{batch}, {num_tokens}] or "
-            f"[1, {num_tokens}], one id for every token."
-        )
-    if position_ids.is_floating_point():
-        raise ValueError(f"position_ids is {position_ids.dtype}; ids are integers, use torch.long.")
-    if may_read() and bool((position_ids < 0).any()):
-        raise ValueError(f"position_ids holds {int(position_ids.min())}; ids start at 0.")
+    if position_ids is not None:
+        check_ids("position_ids", position_ids, x, "ids start at 0")
 
 
 def check_segments(segment_ids: Tensor | None, x: Tensor, past: Cache | None) -> None:
     """[B, N] without a cache: no single sequence of a packed row could continue."""
     if segment_ids is None:
         return
-    batch, num_tokens = x.shape[:2]
-    if segment_ids.dim() != 2 or segment_ids.shape[0] not in (1, batch) or segment_ids.shape[1] != num_tokens:
-        raise ValueError(
-            f"segment_ids has shape {list(segment_ids.shape)}; it must be [{batch}, {num_tokens}], one number for "
-            f"every token."
-        )
+    check_shape("segment_ids", segment_ids, x)
     if past is not None:
         raise ValueError(
             "segment_ids marks packed sequences, which a cache cannot continue; leave out past_key_values."
@@ -67,18 +71,9 @@ def check_jumps(position_jumps: Tensor | None, x: Tensor, past: Cache | None) ->
     """[B, N], integers of 0 or more, and no cache: what follows a cache could not know how far ahead it is."""
     if position_jumps is None:
         return
-    batch, num_tokens = x.shape[:2]
-    if position_jumps.dim() != 2 or position_jumps.shape[0] not in (1, batch) or position_jumps.shape[1] != num_tokens:
-        raise ValueError(
-            f"position_jumps has shape {list(position_jumps.shape)}; it must be [{batch}, {num_tokens}], one number "
-            f"for every token."
-        )
-    if position_jumps.is_floating_point():
-        raise ValueError(f"position_jumps is {position_jumps.dtype}; ids are integers, use torch.long.")
+    check_ids("position_jumps", position_jumps, x, "ids only jump ahead, by 0 or more")
     if past is not None:
         raise ValueError("position_jumps is for training on whole rows; leave out past_key_values.")
-    if may_read() and bool((position_jumps < 0).any()):
-        raise ValueError(f"position_jumps holds {int(position_jumps.min())}; ids only jump ahead, by 0 or more.")
 
 
 def check_mask(attention_mask: object, x: Tensor, past: Cache | None, has_segments: bool) -> None:
