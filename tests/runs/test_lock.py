@@ -4,7 +4,6 @@ import json
 import multiprocessing
 import os
 import socket
-import time
 
 import pytest
 
@@ -78,14 +77,14 @@ def test_the_lock_is_released_after_an_error(tmp_path):
         pass
 
 
-def take(folder, count):
+def take(folder, count, all_tried):
     try:
         with locked(folder):
             with count.get_lock():
                 count.value += 1
-            time.sleep(0.5)
+            all_tried.wait()
     except LockedError:
-        pass
+        all_tried.wait()
 
 
 def test_of_several_that_find_a_stale_lock_one_takes_it_over(tmp_path):
@@ -94,7 +93,8 @@ def test_of_several_that_find_a_stale_lock_one_takes_it_over(tmp_path):
     process.join()
     context = multiprocessing.get_context("fork")
     count = context.Value("i", 0)
-    takers = [context.Process(target=take, args=(tmp_path, count)) for _ in range(8)]
+    all_tried = context.Barrier(8)
+    takers = [context.Process(target=take, args=(tmp_path, count, all_tried)) for _ in range(8)]
     for taker in takers:
         taker.start()
     for taker in takers:

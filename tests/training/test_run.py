@@ -94,6 +94,7 @@ def test_results_tell_the_task_and_whose_the_claims_are(tmp_path):
         "trained_length": 7,
         "tested_length": 10,
         "metrics": [{"name": "exact_match", "higher_is_better": True, "unit": "%"}],
+        "warning": "",
     }
     assert (results["claims"], results["claims_source"]) == (claims, "arXiv 2501.00712, figure 3")
     nothing_claimed = collect(watched_plan()[0], tmp_path).to_dict()

@@ -1,5 +1,6 @@
 """One process per run folder: a second one is refused and learns who works there."""
 
+import fcntl
 import json
 import os
 import socket
@@ -54,13 +55,22 @@ def _acquire(path: Path) -> None:
 
 def _remove_stale(path: Path, owner: dict[str, Any]) -> None:
     """Remove the lock of a dead process, unless another process has replaced it meanwhile."""
-    stale = path.with_name(f"{LOCK}.stale.{os.getpid()}.partial")
-    with suppress(FileNotFoundError):
-        os.rename(path, stale)
-        if read_json(stale) != owner:
-            with suppress(FileExistsError):
-                os.link(stale, path)
-        stale.unlink()
+    with _alone_on_this_machine(path.parent):
+        if read_json(path) == owner:
+            path.unlink(missing_ok=True)
+
+
+@contextmanager
+def _alone_on_this_machine(directory: Path) -> Iterator[None]:
+    """Make other processes of this machine wait; those of other machines take no lock over. A kill ends the wait."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        # some network file systems cannot lock a folder
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _describe_process(pid: int) -> dict[str, Any]:
