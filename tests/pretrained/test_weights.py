@@ -297,7 +297,7 @@ def test_a_file_that_was_cut_off(tmp_path):
         ("./nothing", "There is no model at"),
         ("empty", "holds no config.json; give the folder of a whole model"),
         ("packed", r"holds no config.json; name the file itself, .*x.gguf"),
-        ("notes.txt", "is a file but not a GGUF one"),
+        ("notes.txt", "is a file, but not a GGUF file"),
         ("configured", "cannot be read"),
     ],
 )

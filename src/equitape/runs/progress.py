@@ -157,7 +157,9 @@ class Progress:
             ended.set()
             if self._lines:
                 watch.join()
-            self._bar.stop()
+            if not self._bar.disable:
+                # rich 14.0 prints an empty line when a disabled bar stops
+                self._bar.stop()
 
     def _print_lines(self, ended: threading.Event) -> None:
         """A phase that reports nothing for long is shown too."""
