@@ -23,8 +23,8 @@ torch.set_num_threads(1)
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
 
-QUICK_CASES = {"nope", "rope", "alibi", "tape2"}
-"""Encodings of the quick tests: no ids, rotations, a bias, and a state with every part."""
+QUICK_CASES = {"rope", "alibi", "tape", "tape2"}
+"""Encodings of the quick tests: rotations, a bias, a state, and a state with every part."""
 
 
 def pytest_addoption(parser):
@@ -45,9 +45,8 @@ def pytest_collection_modifyitems(config, items):
         given = getattr(item, "callspec", None)
         return given is not None and any(isinstance(x, str) and x in skipped for x in given.params.values())
 
-    left_out = [item for item in items if is_left_out(item)]
-    config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if item not in set(left_out)]
+    config.hook.pytest_deselected(items=[item for item in items if is_left_out(item)])
+    items[:] = [item for item in items if not is_left_out(item)]
 
 
 def pytest_collection_finish():
