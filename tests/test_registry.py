@@ -11,7 +11,7 @@ def test_names_are_unique_and_sorted():
     assert list(registry) == ["a", "b"]
     assert len(registry) == 2
     assert "a" in registry
-    with pytest.raises(ValueError, match="thing 'a' is registered already"):
+    with pytest.raises(ValueError, match="thing 'a' is already registered"):
         registry.register("a", 3)
     registry.unregister("a")
     assert "a" not in registry
@@ -39,5 +39,5 @@ def test_lazy_entries_are_imported_when_asked_for():
 
 
 def test_unknown_names_tell_of_plugins():
-    with pytest.raises(ValueError, match="For your own, name its file in EQUITAPE_IMPORT"):
+    with pytest.raises(ValueError, match="To add your own, set EQUITAPE_IMPORT to its file"):
         ENCODINGS["my_own"]

@@ -72,7 +72,7 @@ WRONG = [
     ({"place": 3}, "Task 'test': place is 3; it must be a path, or null."),
     ({"cuont": 3}, "Task 'test' has no option 'cuont'. Did you mean 'count'?"),
     ({"mode": "slow", "count": 11}, "slow is for 10 or fewer."),
-    ({"old_count": 2, "count": 3}, "Task 'test': count is given twice"),
+    ({"old_count": 2, "count": 3}, "Task 'test': count is set twice"),
 ]
 
 

@@ -34,7 +34,7 @@ def test_help_and_lists_import_nothing_heavy():
 
 
 def test_the_lists_say_what_the_code_says():
-    assert listing.FILE.read_text() == listing.as_text(), "write it again: python -m equitape.commands.listing"
+    assert listing.FILE.read_text() == listing.as_text(), "regenerate it: python -m equitape.commands.listing"
 
 
 def test_import_registers_the_model_with_transformers():

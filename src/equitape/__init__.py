@@ -1,7 +1,7 @@
-"""equitape: positional encodings that adapt to content, and everything they are compared with.
+"""equitape: positional encodings that adapt to content, and the encodings they are compared with.
 
-`import equitape` imports the model, which registers it with transformers' Auto classes. Only the `equitape` command,
-which must print its help without waiting for torch, leaves that to the parts it runs.
+`import equitape` imports the model, which registers it with transformers' Auto classes. The `equitape` command skips
+this, so that its help does not wait for torch; each command imports what it needs.
 """
 
 import sys
@@ -48,7 +48,7 @@ def _runs_as_command() -> bool:
 
 
 def import_names() -> None:
-    """Import every public name, which also registers the model with transformers."""
+    """Import all public names, which also registers the model with transformers."""
     places = dict.fromkeys(("adapt", "load_adapter"), "adapt") | dict.fromkeys(
         ("available_encodings", "register_encoding"), "encodings"
     )
@@ -57,7 +57,7 @@ def import_names() -> None:
         for name in __all__
         if name != "__version__"
     }
-    # all of them after the last import: the function `adapt` replaces the package of that name
+    # set names after the last import: the function `adapt` replaces the package of that name
     globals().update(found)
 
 

@@ -1,4 +1,4 @@
-"""`python -m equitape` is the `equitape` command."""
+"""Run the `equitape` command with `python -m equitape`."""
 
 from .cli import app
 

@@ -1,4 +1,4 @@
-"""The command line: one typer app; every command has its file in commands/."""
+"""The command line: one typer app. Each command is a file in commands/."""
 
 from typing import Annotated, Any
 
@@ -25,7 +25,7 @@ from .version import __version__
 
 
 class Commands(TyperGroup):
-    """The group of all commands; refuses arguments that could not be printed."""
+    """The group of all commands. It rejects arguments that are not valid UTF-8."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         for argument in args:
@@ -45,7 +45,7 @@ app = typer.Typer(
 
 
 def show_version(asked: bool) -> None:
-    """For --version, before anything else is looked at."""
+    """Print the version and exit, before other options are parsed."""
     if asked:
         typer.echo(f"equitape {__version__}")
         raise typer.Exit
@@ -70,7 +70,7 @@ def main(
         if plugins:
             add_plugins(plugins)
         if named_plugins():
-            # plugins find the public names as in any other program
+            # plugins can use the public names of equitape
             import_names()
             load_plugins()
 

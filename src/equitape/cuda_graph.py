@@ -1,4 +1,4 @@
-"""A step captured as a CUDA graph: the host launches it whole, instead of one kernel after another."""
+"""Capture a step as a CUDA graph, which launches all its kernels at once."""
 
 import warnings
 from collections.abc import Callable, Iterator
@@ -12,17 +12,17 @@ from torch import Tensor
 
 
 class CaptureError(RuntimeError):
-    """A step that cannot be captured."""
+    """The step cannot be captured."""
 
 
 @dataclass(frozen=True)
 class CapturedStep:
-    """A captured step. The graph knows only addresses, so what it reads must be kept from being freed."""
+    """A captured step. The graph stores addresses only, so this object keeps what it reads from being freed."""
 
     graph: Any
     result: Tensor
     step: Callable[[], Tensor]
-    """Owns the model, the cache and the constants of compiled code."""
+    """References to the model, the cache and the constants of compiled code."""
 
     def __call__(self) -> Tensor:
         self.graph.replay()
@@ -30,9 +30,9 @@ class CapturedStep:
 
 
 def capture(step: Callable[[], Tensor], device: torch.device) -> CapturedStep:
-    """A step as a CUDA graph. It must have run before, so that kernels are loaded and plans made; now it does nothing.
+    """Capture a step as a CUDA graph. Run the step once before, to load kernels and plans; capturing computes nothing.
 
-    Raises CaptureError where it cannot be captured.
+    Raises CaptureError if the step cannot be captured.
     """
     with torch.cuda.device(device):
         stream = torch.cuda.current_stream()
@@ -41,30 +41,30 @@ def capture(step: Callable[[], Tensor], device: torch.device) -> CapturedStep:
             with torch.cuda.graph(graph, stream=_capture_stream(torch.cuda.current_device())), _without_waiting():
                 result = step()
         except RuntimeError as error:
-            # new errors: one kept here by name would hold itself, and with it the step and the memory of all it owns
+            # raise a new error: one kept by name would reference itself, the step and all memory it owns
             if any(isinstance(each, torch.OutOfMemoryError) for each in (error, error.__context__)):
                 raise torch.OutOfMemoryError(str(error)) from None
             raise CaptureError(str(error).partition("\n")[0]) from None
         finally:
-            # a capture that fails to end leaves its own stream behind
+            # a capture that fails to end leaves its stream current
             torch.cuda.set_stream(stream)
     return CapturedStep(graph, result, step)
 
 
 @cache
 def _capture_stream(device: int) -> torch.cuda.Stream:
-    # one for all captures: cuBLAS keeps a workspace for every stream it has seen
+    # one stream for all captures: cuBLAS keeps a workspace per stream
     return torch.cuda.Stream(device)
 
 
 @contextmanager
 def _without_waiting() -> Iterator[None]:
-    """What would wait for the device raises. Left to the driver, it would break off the capture, after which torch's
-    allocator believes for good that one is under way.
+    """Raise if an operation would wait for the device. Otherwise the driver would abort the capture, and torch's
+    allocator would treat it as still active for the rest of the process.
     """
     before = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
-        # that it does not find everything yet
+        # torch warns that this mode does not detect everything yet
         warnings.simplefilter("ignore")
         torch.cuda.set_sync_debug_mode("error")
     try:

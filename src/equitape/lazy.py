@@ -1,4 +1,4 @@
-"""Packages whose public names are imported on first use (PEP 562), so that commands start quickly."""
+"""Lazy imports of public names (PEP 562), so that commands start quickly."""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def lazy_names(package: str, places: dict[str, str]) -> Callable[[str], Any]:
-    """A package's `__getattr__`. places: from public names to the modules that define them."""
+    """The `__getattr__` of a package. places: from public names to the modules that define them."""
 
     def get(name: str) -> Any:
         if name not in places:

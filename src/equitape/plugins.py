@@ -1,7 +1,7 @@
-"""Plugins: files and modules of users that register encodings, tasks and the like.
+"""Plugins: user files and modules that register encodings, tasks and other entries.
 
-They are found as installed packages with entry points of the group `equitape.plugins`, in the environment variable
-EQUITAPE_IMPORT, and by `equitape --import`, which extends that variable.
+They are entry points in the group `equitape.plugins`, or are named in the environment variable EQUITAPE_IMPORT or with
+`equitape --import`, which extends that variable.
 """
 
 import os
@@ -15,42 +15,42 @@ _imported: set[str] = set()
 
 
 def named_plugins() -> list[str]:
-    """What the environment variable names, separated as in PATH."""
+    """The plugins named in the environment variable, separated as in PATH."""
     return [name for name in os.environ.get(VARIABLE, "").split(os.pathsep) if name]
 
 
 def installed_plugins() -> list[metadata.EntryPoint]:
-    """The entry points of installed packages."""
+    """Plugins of installed packages."""
     return sorted(metadata.entry_points(group=GROUP), key=lambda entry: entry.name)
 
 
 def has_plugins() -> bool:
-    """Whether there is anything beyond what comes with the package."""
+    """Whether there are any plugins."""
     return bool(named_plugins() or installed_plugins())
 
 
 def add_plugins(names: list[str]) -> None:
-    """Name further plugins, for this process and those it starts."""
+    """Add plugins, for this process and its child processes."""
     os.environ[VARIABLE] = os.pathsep.join([*named_plugins(), *names])
 
 
 def load_plugins() -> None:
-    """Import all plugins, each once. One that fails ends in one sentence; the error is its cause."""
+    """Import each plugin once. A failing import raises ValueError with one sentence, caused by the original error."""
     for name in named_plugins():
         if not _is_file(name) and not _can_be_imported(name):
             raise ValueError(
-                f"The plugin {name!r}, named by {VARIABLE} or --import, is neither a Python file nor an installed "
+                f"Plugin {name!r}, from {VARIABLE} or --import, is neither a Python file nor an installed "
                 f"module; give the path of a .py file or the name of a module."
             )
-        _load(name, f"The plugin {name!r}")
+        _load(name, f"Plugin {name!r}")
     for entry in installed_plugins():
-        _load(entry.value, f"The plugin {entry.name!r} of an installed package ({entry.value})", entry)
+        _load(entry.value, f"Plugin {entry.name!r} of an installed package ({entry.value})", entry)
 
 
 def _load(name: str, what: str, entry: metadata.EntryPoint | None = None) -> None:
     if name in _imported:
         return
-    # before it is imported, since a plugin may look up names itself
+    # mark as loaded first, since a plugin may look up names itself
     _imported.add(name)
     try:
         if entry is not None:
@@ -62,7 +62,7 @@ def _load(name: str, what: str, entry: metadata.EntryPoint | None = None) -> Non
     except Exception as error:
         _imported.discard(name)
         message = " ".join(str(error).split())
-        raise ValueError(f"{what} cannot be imported: {type(error).__name__}: {message}") from error
+        raise ValueError(f"{what} failed to import: {type(error).__name__}: {message}") from error
 
 
 def _is_file(name: str) -> bool:
@@ -77,7 +77,7 @@ def _can_be_imported(name: str) -> bool:
 
 
 def _import_file(path: Path) -> None:
-    # under another name than its own: a file may be called random.py
+    # use a different module name: a file may be called random.py
     name = f"{VARIABLE.lower()}_{path.stem}"
     spec = util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None

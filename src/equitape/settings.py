@@ -1,9 +1,9 @@
-"""Settings: frozen dataclasses whose annotations are the one definition of type, default, limits and help.
+"""Settings: frozen dataclasses that define type, default, limits and help of each setting once.
 
-A field's type is its annotation, with limits such as `Annotated[int, Ge(1)]` and choices such as `Literal["a", "b"]`.
-Its help is the docstring below it. Recipes, command-line options and the documentation's tables are made from these.
-pydantic checks the values, whether they come from `parse` or from the constructor. It refuses NaN and infinity in every
-field of type float; `Annotated[float, AllowInfNan(True)]` allows them.
+A field's annotation gives its type, with limits such as `Annotated[int, Ge(1)]` and choices such as
+`Literal["a", "b"]`. The docstring below it is its help. Recipes, command-line options and tables in the documentation
+are generated from these. pydantic checks values from `parse` and from the constructor. It rejects NaN and infinity in
+float fields unless the annotation is `Annotated[float, AllowInfNan(True)]`.
 """
 
 import ast
@@ -40,14 +40,14 @@ Share = Annotated[float, Ge(0), Le(1)]
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Base of all settings. Subclasses are frozen, keyword-only dataclasses.
+    """Base class of all settings. Subclasses are frozen, keyword-only dataclasses.
 
-    `__post_init__` of a subclass runs after every field was checked; it is the place for rules that involve several.
+    `__post_init__` of a subclass runs after each field was checked; put checks that involve several fields there.
     """
 
-    # without an annotation, which would make it look like a setting
+    # not annotated: an annotation would make it a setting
     aliases = dict[str, str]()
-    """Old names of settings and the names that replaced them. `parse` accepts both and logs one note per old name."""
+    """Old names of settings and their replacements. `parse` accepts both and logs one note per old name."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -64,7 +64,7 @@ class Settings:
         cls.__post_init__ = check_then_run  # type: ignore[method-assign]
 
     def __post_init__(self) -> None:
-        """Rules of a subclass that involve several fields."""
+        """Override for checks that involve several fields."""
 
     def _check_fields(self) -> None:
         hints = type_hints(type(self))
@@ -76,7 +76,7 @@ class Settings:
 
     @classmethod
     def parse(cls, given: dict[str, Any], owner: str) -> Self:
-        """Build settings from plain data. `owner` names them in error messages, for example "Encoding 'tape'"."""
+        """Build settings from plain data. `owner` names them in errors, for example "Encoding 'tape'"."""
         hints = type_hints(cls)
         values: dict[str, Any] = {}
         for key, value in given.items():
@@ -84,7 +84,7 @@ class Settings:
             if name not in hints:
                 raise ValueError(f"{owner} has no option {key!r}.{describe_choices(key, hints) if hints else ''}")
             if name in values:
-                raise ValueError(f"{owner}: {name} is given twice, the second time as {key}; give it once.")
+                raise ValueError(f"{owner}: {name} is set twice, the second time as {key}; set it once.")
             if name != key:
                 note_alias(owner, key, name)
             inner = owner.rpartition(": ")[2].replace(".", "_").isidentifier()
@@ -100,13 +100,13 @@ class Settings:
         return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, without settings that are None."""
+        """Plain data without None values."""
         return {key: value for key, value in asdict(self).items() if value is not None}
 
 
 @cache
 def note_alias(owner: str, old: str, new: str) -> None:
-    """Say once that a setting has a new name."""
+    """Log once that a setting was renamed."""
     logger.warning("%s: %s is now called %s; the old name still works.", owner, old, new)
 
 
@@ -114,7 +114,7 @@ _hints: dict[type[Settings], dict[str, Any]] = {}
 
 
 def type_hints(cls: type[Settings]) -> dict[str, Any]:
-    """The annotations of all fields, limits included, in the order of declaration."""
+    """Annotations of all fields including limits, in declaration order."""
     if cls not in _hints:
         hints = read_type_hints(cls, include_extras=True)
         _hints[cls] = {entry.name: hints[entry.name] for entry in fields(cls)}
@@ -127,7 +127,7 @@ def is_required(entry: Any) -> bool:
 
 
 def check_value(value: Any, hint: Any, where: str) -> Any:
-    """The value as its annotation wants it: lists become tuples, whole numbers become floats where needed."""
+    """Convert a value to its annotation: lists become tuples, whole numbers become floats where needed."""
     from pydantic import ValidationError
 
     if isinstance(value, Commas) and not {tuple, Any} & set(kinds(hint)):
@@ -147,7 +147,7 @@ def check_value(value: Any, hint: Any, where: str) -> Any:
 
 @cache
 def adapter(hint: Any) -> "TypeAdapter[Any]":
-    """pydantic's check of an annotation, made once."""
+    """pydantic's validator of an annotation, cached."""
     from pydantic import ConfigDict, TypeAdapter
 
     config = ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
@@ -155,14 +155,14 @@ def adapter(hint: Any) -> "TypeAdapter[Any]":
 
 
 def for_pydantic(hint: Any) -> Any:
-    """The annotation as pydantic checks it: exact types, but lists for tuples, text for paths, 1e6 for 1000000."""
+    """The annotation for pydantic: strict types, but lists for tuples, text for paths, 1e6 for 1000000."""
     from pydantic import BeforeValidator, Strict
 
     origin, parts = get_origin(hint), get_args(hint)
     if origin is Annotated:
         return Annotated[for_pydantic(parts[0]), *parts[1:]]
     if origin in (Union, UnionType):
-        return Union[tuple(map(for_pydantic, parts))]  # noqa: UP007  made of values, not written out
+        return Union[tuple(map(for_pydantic, parts))]  # noqa: UP007  built from a tuple
     if hint is tuple or origin is tuple:
         inner = tuple[tuple(part if part is ... else for_pydantic(part) for part in parts)] if parts else tuple  # type: ignore[misc]
         return Annotated[inner, Strict(False), BeforeValidator(refuse_sets)]
@@ -183,14 +183,14 @@ def whole_number(value: Any) -> Any:
 
 
 def refuse_sets(value: Any) -> Any:
-    """Only what has an order becomes a tuple."""
+    """Accept only ordered containers as tuples."""
     if not isinstance(value, (list, tuple)):
         raise ValueError("not a list")
     return value
 
 
 def require_instance(value: Any, cls: type[Settings]) -> Any:
-    """Nested settings that were parsed before."""
+    """Accept nested settings that are already parsed."""
     if not isinstance(value, cls):
         raise ValueError(f"not a {cls.__name__}")
     return value
@@ -210,7 +210,7 @@ def kinds(hint: Any) -> list[Any]:
 
 
 def literals(hint: Any) -> tuple[Any, ...]:
-    """The choices of a Literal; of a tuple of them too."""
+    """The choices of a Literal, or of a tuple of Literals."""
     if get_origin(hint) is Literal:
         return get_args(hint)
     return tuple(choice for part in get_args(hint) for choice in literals(part))
@@ -222,7 +222,7 @@ def settings_class(hint: Any) -> type[Settings] | None:
 
 
 def describe_type(hint: Any, finite: bool = False) -> str:
-    """What a value must be, in words: "a whole number of 1 or more, or null"."""
+    """Describe the allowed values: "a whole number of 1 or more, or null"."""
     words = [_describe_kind(kind, finite) for kind in alternatives(hint) if kind is not NoneType]
     text = " or ".join(dict.fromkeys(words))
     return f"{text}, or null" if NoneType in alternatives(hint) else text
@@ -274,19 +274,19 @@ def _describe_limits(limits: Iterable[Any]) -> str:
 
 
 class Field(NamedTuple):
-    """One setting, as help and tables show it."""
+    """One setting for help and tables."""
 
     name: str
-    """With the names of the settings it belongs to: train.steps."""
+    """Dotted name: train.steps."""
     default: str
-    """Empty where there is none, or where it is null."""
+    """Empty if there is no default or it is null."""
     help: str
     hint: Any
-    """Its annotation."""
+    """The annotation."""
 
 
 def list_fields(cls: type[Settings], prefix: str = "") -> list[Field]:
-    """Every setting of a class, nested ones behind the one they belong to."""
+    """Every setting of a class; nested settings follow the one they belong to."""
     return list(_walk(cls, prefix))
 
 
@@ -307,14 +307,14 @@ def default_of(entry: Any) -> Any:
 
 
 def show_default(value: Any) -> str:
-    """A default as people write it; nothing for null and for what is empty."""
+    """A default as text; empty for null and empty values."""
     if value is None or value in ("", (), {}):
         return ""
     return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def field_help(cls: type[Settings]) -> dict[str, str]:
-    """The docstring below every field, by name, those of base classes included; empty without source files."""
+    """The docstring below each field by name, including base classes; empty without source files."""
     found: dict[str, str] = {}
     for base in reversed([base for base in cls.__mro__ if issubclass(base, Settings)]):
         try:
@@ -334,7 +334,7 @@ def field_help(cls: type[Settings]) -> dict[str, str]:
 
 
 def describe_settings(cls: type[Settings]) -> dict[str, Any]:
-    """Every setting with its default, in the order of declaration."""
+    """Every setting with its default, in declaration order."""
     defaults = cls()
     described: dict[str, Any] = {}
     for entry in fields(cls):

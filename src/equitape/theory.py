@@ -1,11 +1,11 @@
-"""The theorem that TAPE's family solves the word problem of S5, as weights that run (docs/explanation/theory.md).
+"""TAPE's family solves the word problem of S5: the theorem as runnable weights (docs/explanation/theory.md).
 
-Letters are the ten transpositions of five points, and a word begins with a mark of its own. Four blocks made of the
-shipped `TensorTapeLayer` with weights set by hand: read the letter, solve for the coefficients of the reflections, sum
-them up, compare with the identity. All updates of the state are shipped code but for two things: it starts from a table
-instead of positions, and the attention weights of the second block solve a linear system instead of being a softmax.
+The alphabet is the ten transpositions of five points; each word starts with a start token. Four blocks of the shipped
+`TensorTapeLayer`, with weights set by hand, read the letter, solve for the coefficients of the reflections, sum them,
+and compare with the identity. Two things differ from the shipped code: the state starts from a table instead of
+positions, and the second block's attention weights solve a linear system instead of being a softmax.
 
-Shapes: B words, N letters with the mark, C token features, G = 2 heads, L rows of R = 6 components of the state.
+Shapes: B words, N tokens with the start token, C token features, G = 2 heads, L rows of R = 6 state components.
 """
 
 from collections.abc import Callable
@@ -20,34 +20,34 @@ from .encodings.tensor_tape import TensorTapeLayer, TensorTapeOptions
 
 POINTS = 5
 SWAPS = tuple(combinations(range(POINTS), 2))
-"""The letters: letter n exchanges the two points SWAPS[n]."""
+"""The letters: letter n swaps the two points SWAPS[n]."""
 BEGIN = len(SWAPS)
-"""The mark that begins a word."""
+"""The start token of a word."""
 
-# the sixth component is the same for all permutations: it holds the constant of the identity test
+# the sixth component is equal for all permutations: it holds the constant of the identity test
 COMPONENTS = POINTS + 1
 OWN_HEAD, GATHERED_HEAD, HEADS = 0, 1, 2
-# rows of the state: a vector for each letter, the unit matrix, the token's own letter, and a matrix to be made
+# rows of the state: a vector per letter, the identity matrix, the token's letter, and the matrix to compute
 LETTER_ROWS = slice(0, BEGIN)
 UNIT_ROWS = slice(BEGIN, BEGIN + COMPONENTS)
 OWN_ROW = BEGIN + COMPONENTS
 PRODUCT_ROWS = slice(OWN_ROW + 1, OWN_ROW + 1 + COMPONENTS)
 ROWS = OWN_ROW + 1 + COMPONENTS
-# token features: which letter it is, or the mark; then 1 / (tokens up to here), which the third block finds out
+# token features: one-hot letter or start token, then 1 / (tokens so far), which the third block computes
 SHARE = BEGIN + 1
 FEATURES = BEGIN + 2
 
 OPEN = 64.0
-"""A gate's input at which silu(x) is x to the last bit in float64; silu(0) = 0 closes it."""
+"""A gate input at which silu(x) equals x to the last bit in float64; silu(0) = 0 closes the gate."""
 SHARPNESS = 2.0**20
-"""Scale of the last scores: right words stand out by 50 or more up to ten thousand letters."""
+"""Scale of the last scores: words equal to the identity win by 50 or more up to ten thousand letters."""
 
 Weigh = Callable[[Tensor, Tensor], Tensor]
 """(scores [B, G, N, N], mask [N, N] of ones and zeros) -> attention weights [B, G, N, N]."""
 
 
 class Block(nn.Module):
-    """One block: eq. 6 to 8 by the shipped layer, and attention's plain residual path for the tokens."""
+    """One block: eq. 6 to 8 by the shipped layer, and a plain residual attention for the tokens."""
 
     def __init__(self, weigh: Weigh):
         super().__init__()
@@ -81,34 +81,34 @@ class Block(nn.Module):
 
 
 def softmax_weights(scores: Tensor, mask: Tensor) -> Tensor:
-    """Attention as everywhere."""
+    """Standard softmax attention."""
     return scores.masked_fill(mask == 0, -torch.inf).softmax(-1)
 
 
 def solved_weights(scores: Tensor, mask: Tensor) -> Tensor:
-    """(I + S)^-1 for the scores S of all other tokens that the mask shows.
+    """(I + S)^-1 for the scores S of the other tokens that the mask allows.
 
-    The paper prints the mask with its diagonal; with it, even one transposition fails (docs/explanation/theory.md).
+    The paper prints the mask with its diagonal; then even one transposition fails (docs/explanation/theory.md).
     """
     unit = torch.eye(len(mask), dtype=scores.dtype)
     return torch.linalg.inv(unit + (mask - unit) * scores)
 
 
 class Trace(NamedTuple):
-    """What the construction computed."""
+    """The results of the construction."""
 
     is_identity: Tensor
-    """[B, N]: 1 where the letters so far multiply to the identity, else 0: the last block's attention to the mark."""
+    """[B, N]: 1 if the letters so far multiply to the identity, else 0: the last attention to the start token."""
     scores: tuple[Tensor, ...]
-    """Of each block, [B, G, N, N]."""
+    """Scores of each block, [B, G, N, N]."""
     states: tuple[Tensor, ...]
-    """The start and the state after each of the first three blocks, [B, G, N, L, R]."""
+    """The initial state and the state after each of the first three blocks, [B, G, N, L, R]."""
     products: Tensor
-    """[B, N, 5, 5]: the matrices of the products so far, read off inner products of the states."""
+    """[B, N, 5, 5]: the matrices of the products so far, read from inner products of the states."""
 
 
 class WordProblem(nn.Module):
-    """The construction: words of transpositions [B, N], each begun by the mark, to `Trace`."""
+    """The construction: maps words of transpositions [B, N], each with its start token, to a `Trace`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ class WordProblem(nn.Module):
 
     @torch.no_grad()
     def forward(self, words: Tensor, turn: Tensor | None = None, mask: Tensor | None = None) -> Trace:
-        """turn: an orthogonal matrix [R, R] that the start is multiplied by. mask: who sees whom, [N, N]; causal."""
+        """turn: orthogonal matrix [R, R] applied to the initial state. mask: visible tokens [N, N]. Default: causal."""
         batch, length = words.shape
         x = torch.zeros(batch, length, FEATURES, dtype=torch.float64)
         x.scatter_(2, words[..., None], 1.0)
@@ -140,12 +140,12 @@ class WordProblem(nn.Module):
             scores.append(own_scores)
             states.append(state)
         tensors = tuple(each.unflatten(-1, (ROWS, COMPONENTS)) for each in states[:-1])
-        # what the last block writes into the feature of the mark
+        # what the last block writes into the feature of the start token
         is_identity = (x - before)[..., BEGIN]
         return Trace(is_identity, tuple(scores), tensors, self.read_products(words, tensors[-1], before))
 
     def read_products(self, words: Tensor, state: Tensor, x: Tensor) -> Tensor:
-        """e_i e_1^T is the transposed product over the number of tokens, whichever way the start was turned."""
+        """e_i e_1^T is the transposed product over the number of tokens, for any rotation of the initial state."""
         matrices = state[:, GATHERED_HEAD, :, PRODUCT_ROWS]
         first = matrices[torch.arange(len(words)), (words == BEGIN).long().argmax(1)]
         products = torch.einsum("bnkr,blr->bnlk", matrices, first) / x[..., SHARE, None, None]
@@ -153,7 +153,7 @@ class WordProblem(nn.Module):
 
 
 def reflection_vectors() -> Tensor:
-    """xi = delta_a - delta_b for every letter, [10, R]: I - xi xi^T exchanges a and b."""
+    """xi = delta_a - delta_b for every letter, [10, R]: I - xi xi^T swaps a and b."""
     vectors = torch.zeros(len(SWAPS), COMPONENTS, dtype=torch.float64)
     for letter, (a, b) in enumerate(SWAPS):
         vectors[letter, a], vectors[letter, b] = 1.0, -1.0
@@ -161,7 +161,7 @@ def reflection_vectors() -> Tensor:
 
 
 def read(block: Block, reflections: Tensor) -> None:
-    """Block 1: the gate of a letter copies that letter's row to the token's own."""
+    """Block 1: the gate of a letter copies that letter's row to the token's row."""
     for letter in range(len(SWAPS)):
         block.encoding.gate.weight[letter, letter] = OPEN
         block.connect(letter, (OWN_HEAD, letter), (OWN_HEAD, OWN_ROW), torch.tensor(1 / OPEN))
@@ -181,9 +181,9 @@ def solve(block: Block, reflections: Tensor) -> None:
 
 
 def add_up(block: Block, reflections: Tensor) -> None:
-    """Block 3: the mean of xi_j eta_j^T, and of the mark, which is 1 / i; then I / i minus the former.
+    """Block 3: the mean of xi_j eta_j^T, and of the start token, which is 1 / i; then I / i minus the former.
 
-    silu(a) - silu(-a) = a makes a gate that is linear.
+    silu(a) - silu(-a) = a makes the gate linear.
     """
     block.value[OWN_HEAD, SHARE, BEGIN] = 1.0
     block.encoding.carry[GATHERED_HEAD, OWN_HEAD] = -1.0
@@ -195,7 +195,7 @@ def add_up(block: Block, reflections: Tensor) -> None:
 
 
 def compare(block: Block, reflections: Tensor) -> None:
-    """Block 4: the score of the mark is (sum_v v pi(v) - 54.5) / i, above 0 for the identity alone."""
+    """Block 4: the score of the start token is (sum_v v pi(v) - 54.5) / i, above 0 only for the identity."""
     points = torch.arange(1.0, POINTS + 1, dtype=torch.float64)
     constant = (points @ points).item() - 0.5
     query = SHARPNESS * torch.cat((points, torch.tensor([constant])))

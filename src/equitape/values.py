@@ -1,4 +1,4 @@
-"""Values that people type: YAML files, and key=value on the command line."""
+"""Parsing of typed values: YAML files, and key=value on the command line."""
 
 import re
 from typing import Any
@@ -6,11 +6,11 @@ from typing import Any
 import yaml
 
 COMMAS = re.compile(r"[^\s,\[\]{}'\"]+(,[^\s,\[\]{}'\"]+)*,?")
-"""Words with commas between or after them, without brackets, quotes and spaces."""
+"""Words separated or ended by commas, without brackets, quotes or spaces."""
 
 
 class Loader(yaml.SafeLoader):
-    """YAML in which 1e-4 is a number, and a key given twice is an error."""
+    """YAML in which 1e-4 is a number and a repeated key is an error."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         keys = [key.value for key, _ in node.value]
@@ -20,7 +20,7 @@ class Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-# a copy, since SafeLoader shares its table with all other loaders
+# a copy, since SafeLoader shares its table with other loaders
 Loader.yaml_implicit_resolvers = {key: list(value) for key, value in yaml.SafeLoader.yaml_implicit_resolvers.items()}
 Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
@@ -28,7 +28,7 @@ Loader.add_implicit_resolver(
 
 
 class Commas(list):
-    """A list typed without brackets, as in `encodings=rope,tape`. Settings that take text use `text` instead."""
+    """Parse a list typed without brackets, as in `encodings=rope,tape`. Settings that take text use `text` instead."""
 
     def __init__(self, text: str, parts: list[Any]):
         super().__init__(parts)
@@ -36,26 +36,26 @@ class Commas(list):
 
 
 def parse_yaml(text: str, where: str) -> Any:
-    """YAML to plain data; errors are one line."""
+    """Parse YAML to plain data; errors are one line."""
     try:
         return yaml.load(text, Loader)  # a SafeLoader
     except yaml.YAMLError as error:
         place = getattr(error, "problem_mark", None)
         line = f", line {place.line + 1}" if place else ""
-        raise ValueError(f"{where}{line} is not YAML: {getattr(error, 'problem', None) or error}.") from None
+        raise ValueError(f"{where}{line} is not valid YAML: {getattr(error, 'problem', None) or error}.") from None
     except RecursionError:
-        raise ValueError(f"{where} is nested too deeply to be read as YAML.") from None
+        raise ValueError(f"{where} is nested too deeply to parse as YAML.") from None
 
 
 def parse_value(text: str, where: str) -> Any:
-    """A value from the command line: YAML, or a list without brackets."""
+    """Parse a command-line value: YAML, or a list without brackets."""
     if "," in text and COMMAS.fullmatch(text):
         return Commas(text, [parse_yaml(part, where) for part in text.split(",") if part])
     return parse_yaml(text, where)
 
 
 def split_pair(text: str, example: str) -> tuple[str, str]:
-    """The two sides of key=value."""
+    """Split key=value."""
     key, equals, value = text.partition("=")
     if not equals or not key:
         raise ValueError(f"Cannot parse {text!r}; write key=value, for example {example}.")
@@ -63,7 +63,7 @@ def split_pair(text: str, example: str) -> tuple[str, str]:
 
 
 def parse_pairs(texts: list[str] | tuple[str, ...], option: str, example: str) -> dict[str, Any]:
-    """Values of an option that is given as key=value, possibly several times."""
+    """Parse an option given as key=value, possibly repeated."""
     pairs: dict[str, Any] = {}
     for text in texts:
         key, value = split_pair(text, f"{option} {example}")
@@ -76,7 +76,7 @@ def parse_pairs(texts: list[str] | tuple[str, ...], option: str, example: str) -
 
 
 def set_value(content: dict[str, Any], override: str) -> None:
-    """Set "a.b=value" in nested dictionaries."""
+    """Apply "a.b=value" to nested dictionaries."""
     path, text = split_pair(override, "train.steps=100")
     keys = path.split(".")
     if not all(keys):

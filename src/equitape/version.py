@@ -1,3 +1,3 @@
-"""The version, alone in a file so that building the package need not import torch."""
+"""The version, in its own file so that building the package does not import torch."""
 
 __version__ = "0.2.0.dev0"

@@ -237,12 +237,12 @@ def test_checkpoints_hold_only_what_trains(room, tmp_path):
 def test_resuming(room, tmp_path):
     report = run(room, tmp_path, steps=2)
     assert run(room, tmp_path, steps=2, resume=True) == report
-    with pytest.raises(ValueError, match="holds this run already; continue it with --resume"):
+    with pytest.raises(ValueError, match="already holds this run; continue it with --resume"):
         run(room, tmp_path, steps=2)
     # finished or not
-    with pytest.raises(ValueError, match=r"holds another run \(train.learning_rate was 0.01, now it is 0.02"):
+    with pytest.raises(ValueError, match=r"already holds a different run \(train.learning_rate was 0.01, now 0.02"):
         run(room, tmp_path, steps=2, resume=True, learning_rate=2e-2)
-    with pytest.raises(ValueError, match=r"holds another run \(adapt.method was tape, now it is lora"):
+    with pytest.raises(ValueError, match=r"already holds a different run \(adapt.method was tape, now lora"):
         run(room, tmp_path, "lora", steps=2, resume=True)
 
 
@@ -266,31 +266,27 @@ def test_refusals_before_training(room, tmp_path):
     (blank / "a.txt").write_text("")
     (binary / "a.bin").write_bytes(bytes(range(256)))
     (short / "a.txt").write_text("too short")
-    attempt("holds no files", data=[str(empty)])
-    attempt("holds no text", data=[str(blank)])
+    attempt("has no files", data=[str(empty)])
+    attempt("has no text", data=[str(blank)])
     attempt("is binary", data=[str(binary)])
     attempt("There is no file or folder", data=[str(tmp_path / "nowhere")])
-    attempt(r"The data holds 10 tokens, too few for one row of 64; give more text", data=[str(short)])
-    attempt("row_length is 65 and the context 64 tokens", row_length=65)
-    attempt("Rows have 64 tokens and min_tokens is 65: no document would fit", min_tokens=65)
+    attempt(r"The data has 10 tokens, too few for one row of 64; give more text", data=[str(short)])
+    attempt("row_length is 65; it must be at most the context, 64 tokens", row_length=65)
+    attempt("Rows have 64 tokens and min_tokens is 65: no document fits", min_tokens=65)
     attempt("No document has 64 tokens; the longest has 10", data=[str(short)], whole_rows=True)
     lengths = {"data": {"notes": str(short)}, "lengths": [8, 16]}
-    attempt(
-        "No document of 'notes' has the 17 tokens that perplexity at 16 needs; the longest has 10", evaluation=lengths
-    )
+    attempt("Perplexity at length 16 needs a document of 17 tokens; in 'notes', the longest has 10", evaluation=lengths)
     attempt("There is no file or folder", evaluation={"data": {"x": str(tmp_path / "none")}})
     attempt("each a whole number of 1 or more", evaluation={"lengths": [0]})
     attempt("stride is 9, more than the shortest length, 8", evaluation={"lengths": [8], "stride": 9})
 
 
 @pytest.mark.parametrize(
-    ("entries", "message"), [(200, "258 entries and the model only 200"), (4000, "is not the one")]
+    ("entries", "message"), [(200, "258 entries, but the model has only 200"), (4000, "trained with a different one")]
 )
 def test_a_tokenizer_of_another_model(room, tmp_path, entries, message):
     make_source(vocab_size=entries).save_pretrained(tmp_path / "base")
-    with pytest.raises(
-        ValueError, match=r"There is no tokenizer in .* Name the folder of the right one with --tokenizer"
-    ):
+    with pytest.raises(ValueError, match=r"There is no tokenizer in .* Give the matching one with --tokenizer"):
         finetune(tmp_path / "base", AdaptSettings(context=CONTEXT), settings_of(room), tmp_path / "out")
     with pytest.raises(ValueError, match=message):
         finetune(
@@ -353,18 +349,18 @@ def test_the_command_converts(room, tmp_path):
     [
         (["--method", "tpae"], "Did you mean 'tape'"),
         (["--save", "modle"], "Did you mean 'model'"),
-        (["--steps", "3"], "--steps is for training, which needs --data"),
-        (["--eval-windows", "3"], "--eval-windows is for training, which needs --data"),
-        (["--resume"], "--resume is for training"),
+        (["--steps", "3"], "--steps only applies to training, which needs --data"),
+        (["--eval-windows", "3"], "--eval-windows only applies to training, which needs --data"),
+        (["--resume"], "--resume only applies to training"),
         (["--data", "DATA"], "Training needs --out"),
-        (["--data", "DATA", "--out", "OUT"], "Give the length of training, with --steps or --tokens"),
-        (["--data", "DATA", "--out", "OUT", "--steps", "1", "--dtype", "float32"], "training has --precision"),
+        (["--data", "DATA", "--out", "OUT"], "Training needs a length; give --steps or --tokens"),
+        (["--data", "DATA", "--out", "OUT", "--steps", "1", "--dtype", "float32"], "for training, use --precision"),
         (["--data", "DATA", "--out", "OUT", "--steps", "0"], "train.steps is 0; it must be a whole number from 1"),
-        (["--data", "DATA", "--out", "OUT", "--steps", "1", "--adapter", "x"], "leave out --data"),
-        (["--eval-lengths", "1k"], "--eval-lengths is for training"),
+        (["--data", "DATA", "--out", "OUT", "--steps", "1", "--adapter", "x"], "cannot be combined with --data"),
+        (["--eval-lengths", "1k"], "--eval-lengths only applies to training"),
         (["--eval-data", "books"], "write key=value, for example --eval-data name=path"),
         (["--eval-data", "a=b", "--eval-data", "a=c"], "sets 'a' twice"),
-        (["--adapter", "x", "--method", "lora"], "--method was set when the adapter was trained"),
+        (["--adapter", "x", "--method", "lora"], "--method was fixed when the adapter was trained"),
         (["--adapter", "x"], "There is no adapter in"),
         (["--tokenizer", "x", "--out", "OUT"], "There is no tokenizer in"),
     ],
@@ -382,7 +378,7 @@ def test_a_folder_that_holds_something_is_left_alone(room, tmp_path):
     for out in (tmp_path, tmp_path / "config.json"):
         result = call(room / "base", "--method", "tape", "--out", out)
         assert result.exit_code == 2
-        assert "is not an empty folder; choose a new one" in " ".join(result.output.replace("│", " ").split())
+        assert "is not an empty folder; choose a new folder" in " ".join(result.output.replace("│", " ").split())
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
     assert (tmp_path / "config.json").read_text() == "{}"
 
@@ -394,7 +390,7 @@ def test_a_full_disk_ends_the_command(room, tmp_path, monkeypatch):
     monkeypatch.setattr(adapting, "model_card", fail)
     result = call(room / "base", "--out", tmp_path / "model")
     assert result.exit_code == 1
-    assert "cannot be written (No space left on device); nothing there was changed" in result.output
+    assert "(No space left on device); nothing there was changed" in result.output
     assert list(tmp_path.iterdir()) == []
 
 

@@ -242,14 +242,14 @@ def test_wrong_input_exits_with_2(arguments, told):
 @pytest.mark.parametrize(
     ("option", "name", "told"),
     [
-        ("--csv", "other.csv", "'other.csv' has other columns than this benchmark writes; name a new file."),
-        ("--csv", "binary.csv", "'binary.csv' has other columns than this benchmark writes; name a new file."),
-        ("--csv", "folder", "'folder' is a folder; give the name of a file."),
-        ("--csv", "none/a.csv", "'none/a.csv' cannot be written: the folder 'none' does not exist; create it first."),
-        ("--plot", "a.txt", "Cannot write a plot to 'a.txt'; its name must end in one of .png, .pdf, .svg"),
+        ("--csv", "other.csv", "'other.csv' has different columns from this benchmark; choose a new file."),
+        ("--csv", "binary.csv", "'binary.csv' has different columns from this benchmark; choose a new file."),
+        ("--csv", "folder", "'folder' is a folder; give a file name."),
+        ("--csv", "none/a.csv", "Cannot write 'none/a.csv': the folder 'none' does not exist; create it first."),
+        ("--plot", "a.txt", "Cannot write a plot to 'a.txt'; the name must end in one of .png, .pdf, .svg"),
         ("--plot", "a", "Cannot write a plot to 'a'"),
-        ("--plot", "folder", "'folder' is a folder; give the name of a file."),
-        ("--plot", "none/a.png", "'none/a.png' cannot be written: the folder 'none' does not exist; create it first."),
+        ("--plot", "folder", "'folder' is a folder; give a file name."),
+        ("--plot", "none/a.png", "Cannot write 'none/a.png': the folder 'none' does not exist; create it first."),
     ],
 )
 def test_files_are_refused_before_anything_is_measured(option, name, told, tmp_path, monkeypatch):
@@ -316,9 +316,9 @@ def test_graphs_are_a_mode_of_the_compiler(monkeypatch):
     assert asked == [None, "reduce-overhead"] * 2 + [None, None] * 2
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="graphs can be had")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA graphs are available")
 def test_graphs_need_cuda():
-    with pytest.raises(ValueError, match="CUDA graphs are made of compiled code on CUDA"):
+    with pytest.raises(ValueError, match="--graphs needs compiled code on CUDA"):
         quick(graphs=True)
 
 
@@ -371,7 +371,7 @@ def test_unsteady_times_are_marked_and_warned_about():
     assert "unsteady" not in shown(steady)
     found = shown(steady, unsteady)
     assert "-9% +338% !" in found
-    assert "This machine is unsteady: the times of 1 of 2 measurements" in found
+    assert "This machine is unsteady: in 1 of 2 measurements" in found
     assert [row["unsteady"] for row in json.loads(report.to_json([steady, unsteady]))["rows"]] == [False, True]
 
 

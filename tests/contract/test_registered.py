@@ -15,7 +15,7 @@ def test_every_registered_encoding_has_a_case():
 @pytest.mark.parametrize("hook", ["begin", "values"])
 def test_hooks_under_their_old_names_are_refused(hook):
     """They would never be called, and the encoding would do without them unnoticed."""
-    with pytest.raises(TypeError, match=f"defines the hook '{hook}', which is now called"):
+    with pytest.raises(TypeError, match=f"defines the hook '{hook}', which was renamed to"):
         type("Old", (LayerEncoding,), {hook: lambda self: None})
 
 

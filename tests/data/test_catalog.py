@@ -77,7 +77,7 @@ def test_a_download_lands_where_recipes_look_for_it(folder, monkeypatch):
     assert [file.name for file in folder.iterdir()] == ["books.tar.xz"]
     again = run("books", "--download")
     assert again.exit_code == 1
-    assert "already there" in again.output
+    assert "already exists" in again.output
 
 
 def test_rows_of_one_article_become_one_document():
@@ -100,4 +100,4 @@ def test_a_download_that_fails_leaves_nothing_and_says_what_to_do(folder, monkey
     by_hand = run("proofs", "--download")
     assert by_hand.exit_code == 1
     assert "proof-pile" in by_hand.output
-    assert "Name the data set" in run("--download").output
+    assert "needs the name of a data set" in run("--download").output

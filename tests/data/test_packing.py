@@ -111,8 +111,8 @@ def test_many_short_documents_leave_little_padding():
     assert report.padding / (report.padding + report.tokens) < 0.001
     assert "5,000 documents" in str(report)
     assert "0.0" in str(report)
-    assert "left out" not in str(report)
-    assert "left out: " in str(PackedDataset(make_store(lengths), 1024, min_tokens=100).report)
+    assert "skipped" not in str(report)
+    assert "skipped: " in str(PackedDataset(make_store(lengths), 1024, min_tokens=100).report)
 
 
 def test_epochs_go_on_and_each_has_its_own_order():
@@ -130,7 +130,7 @@ def test_epochs_go_on_and_each_has_its_own_order():
     assert [int(other[i]["input_ids"][0]) for i in range(rows)] != firsts[0]
     plain = PackedDataset(store, 7, shuffle=False)
     assert [int(plain[i]["input_ids"][0]) for i in range(rows + 1)] == [1000 + 7 * (i % rows) for i in range(rows + 1)]
-    with pytest.raises(IndexError, match=r"Rows are numbered from 0; -1 was asked for"):
+    with pytest.raises(IndexError, match=r"Row numbers start at 0; got -1"):
         dataset[-1]
     assert len(PackedDataset(store, 7, size=10**9)) == 10**9
 
@@ -193,7 +193,7 @@ def test_layout_is_fast():
 
 
 def test_refusals():
-    with pytest.raises(ValueError, match=r"Rows need a length of 2 or more.*it is 1"):
+    with pytest.raises(ValueError, match=r"Row length is 1; it must be at least 2"):
         PackedDataset(make_store([5]), 1)
 
 

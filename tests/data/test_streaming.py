@@ -120,5 +120,5 @@ def test_refusals(source):
         StreamedRows(source.parent / "lost", byte_tokenizer(), LENGTH)
     with pytest.raises(ValueError, match=r"block_rows is 0"):
         streamed(source, block_rows=0)
-    with pytest.raises(IndexError, match=r"Rows are numbered from 0"):
+    with pytest.raises(IndexError, match=r"Row numbers start at 0"):
         streamed(source)[-1]

@@ -153,7 +153,7 @@ def test_a_damaged_cache_is_made_again(folder, tmp_path, harm):
         (home / "facts.json").write_text("{")
     else:
         (home / "facts.json").write_text((home / "facts.json").read_text().replace('"format": 1', '"format": 99'))
-    with pytest.raises(ValueError, match=r"is no whole token cache.*delete it to have it made again"):
+    with pytest.raises(ValueError, match=r"is a damaged token cache.*delete it to rebuild it"):
         TokenStore.open(home)
     assert build_tokens(folder, byte_tokenizer(), tmp_path / "cache").joined().tolist() == expected
 
@@ -191,5 +191,5 @@ def test_a_store_goes_to_other_processes_as_its_address(folder, tmp_path):
 
 
 def test_text_that_is_none_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"The data holds no text"):
+    with pytest.raises(ValueError, match=r"The data has no text"):
         write_tokens([Document("a", "")], byte_tokenizer(), tmp_path / "store")

@@ -275,13 +275,13 @@ def test_jumps_that_mean_nothing_are_refused():
     tokens = draw_tokens(1, 4)
     for jumps, message in (
         (torch.zeros(1, 3, dtype=torch.long), r"position_jumps has shape \[1, 3\]; it must be \[1, 4\]"),
-        (torch.zeros(1, 4), "ids are integers"),
-        (torch.tensor([[0, -1, 0, 0]]), "holds -1; ids only jump ahead"),
+        (torch.zeros(1, 4), "must be integer, use"),
+        (torch.tensor([[0, -1, 0, 0]]), "contains -1; jumps must be 0 or more"),
     ):
         with pytest.raises(ValueError, match=message):
             model(tokens, position_jumps=jumps)
     past = model(tokens, use_cache=True).past_key_values
-    with pytest.raises(ValueError, match="leave out past_key_values"):
+    with pytest.raises(ValueError, match="do not pass past_key_values"):
         model(tokens, position_jumps=torch.zeros(1, 4, dtype=torch.long), past_key_values=past)
 
 
@@ -290,7 +290,7 @@ def test_jumps_that_mean_nothing_are_refused():
     [
         ({"decay": "slope"}, "decay is 'slope'; .* Did you mean 'slopes'"),
         ({"decay": "slopes", "decay_heads": 0.0}, "decay_heads is 0.0; it must be a number above 0"),
-        ({"decay": "gate", "decay_inside": True}, "needs head_dim of 6 or more; it is 4"),
+        ({"decay": "gate", "decay_inside": True}, "needs head_dim 6 or more, not 4"),
         ({"decay": "gate", "decay_heads": 0.2}, "none of 2 heads; raise it to at least 0.5"),
     ],
 )

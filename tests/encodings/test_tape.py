@@ -294,9 +294,9 @@ def test_number_of_parameters_is_the_papers():
     [
         ({"init": "ropy"}, "Did you mean 'rope'"),
         ({"source": "atention"}, "Did you mean 'attention'"),
-        ({"mixer_size": 0}, "mixer_size of 1 or more"),
-        ({"layers": [2]}, "what the last block would update, nothing reads"),
-        ({"layers": "half"}, "say 'all', 'last_half'"),
+        ({"mixer_size": 0}, "mixer_size 0; it must be 1 or more"),
+        ({"layers": [2]}, "nothing would read an update by the last block"),
+        ({"layers": "half"}, "use 'all', 'last_half'"),
         ({"scaling": {"kind": "dynamic", "factor": 2.0, "original_max_positions": 8}}, "cannot be 'dynamic'"),
         ({"init": "fourier", "scaling": {"kind": "ntk", "factor": 2.0}}, "use 'linear'"),
         ({"mixersize": 3}, "no option 'mixersize'. Did you mean 'mixer_size'"),

@@ -105,7 +105,7 @@ def test_fourier_features_have_the_kernel_they_should(seed):
         ({"init": "rop"}, "Did you mean 'rope'"),
         ({"mix_over": "head"}, "Did you mean 'heads'"),
         ({"channels": 0}, "of 1 or more"),
-        ({"channels": 3, "init": "fourier"}, "does not divide"),
+        ({"channels": 3, "init": "fourier"}, "which must divide it"),
         ({"channels": 4}, "Use init='fourier'"),
     ],
 )

@@ -110,14 +110,14 @@ def test_originals_adapters_and_runs(base, tmp_path):
     assert answers(tmp_path / "trained", "--base", base, name="of-trained")[1] != original[1]
     assert answers(tmp_path / "run", name="of-run")[0] == "EquitapeForCausalLM"
     said = invoke(tmp_path / "fresh", *PASSKEY, code=2)
-    assert "holds an adapter; name the model it was trained on with --base" in said
+    assert "is an adapter; give the model it was trained on with --base" in said
 
 
 def test_beside(ours, base, tmp_path):
     invoke(base, *PASSKEY, "--out", tmp_path / "a", "--name", "llama")
     invoke(ours, *PASSKEY, "--out", tmp_path / "b", "--name", "tape", "--beside", f"original={tmp_path / 'a'}")
     assert "| metric | tape | original |" in (tmp_path / "b/report.md").read_text()
-    assert "names 'a' twice" in invoke(
+    assert "has two evaluations called 'a'" in invoke(
         tmp_path / "b", "--rescore", "--beside", tmp_path / "a", "--beside", tmp_path / "a", code=2
     )
 
@@ -144,7 +144,7 @@ def test_gguf_files(tmp_path):
     assert first == second
     assert "There is no model" in invoke(tmp_path / "none.gguf", *PASSKEY, code=2)
     (tmp_path / "bad.gguf").write_bytes(b"GGUF no")
-    assert "cannot be read" in invoke(tmp_path / "bad.gguf", *PASSKEY, "--tokenizer", "bytes", code=2)
+    assert "Cannot read" in invoke(tmp_path / "bad.gguf", *PASSKEY, "--tokenizer", "bytes", code=2)
 
 
 def test_what_is_refused(ours, base, tmp_path):
@@ -158,8 +158,8 @@ def test_what_is_refused(ours, base, tmp_path):
     cases = [
         ([ours, "--task", "pass-key"], "Unknown evaluation task 'pass-key'. Did you mean 'passkey'?"),
         ([ours, "--task", "scrolls:qasper2"], "no part 'qasper2'. Did you mean 'qasper'?"),
-        ([ours], "Name what to evaluate with --task."),
-        ([ours, "--task", "passkey", "--task", "passkey"], "named twice"),
+        ([ours], "Nothing to evaluate; give --task."),
+        ([ours, "--task", "passkey", "--task", "passkey"], "given twice"),
         ([ours, "--task", "passkey", "lenghts=[3]"], "No task here has an option 'lenghts'. Did you mean 'lengths'?"),
         ([ours, "--task", "passkey", "needles.samples=3"], "there is no task 'needles' here"),
         ([ours, "--task", "passkey", "samples"], "Cannot parse 'samples'; write key=value"),
@@ -168,16 +168,16 @@ def test_what_is_refused(ours, base, tmp_path):
         ([ours, "--task", "scrolls:qasper", f"data={tmp_path}"], "The data of scrolls:qasper is missing"),
         ([bare, "--task", "passkey"], "There is no tokenizer in"),
         ([bare, "--task", "passkey"], "with --tokenizer FOLDER"),
-        ([small, "--task", "passkey"], "it would make tokens that the model does not know"),
-        ([tmp_path / "wide", "--task", "passkey"], "it is not the one the model was trained with"),
+        ([small, "--task", "passkey"], "some tokens would be unknown to it"),
+        ([tmp_path / "wide", "--task", "passkey"], "it was trained with a different one"),
         ([tmp_path / "nothing", "--task", "passkey"], "There is no model at"),
-        (["runs/mistyped", "--task", "passkey"], "There is no folder 'runs/mistyped' here"),
+        (["runs/mistyped", "--task", "passkey"], "There is no folder 'runs/mistyped' (relative to"),
         ([ours, "--task", "passkey", "lengths=512"], "lengths is 512; it must be a list, for example [1, 2]"),
-        ([ours, "--task", "passkey", "--base", base], "holds no adapter, so --base"),
+        ([ours, "--task", "passkey", "--base", base], "is not an adapter, so --base"),
         ([ours, "--task", "passkey", "--dtype", "float8"], "Unknown dtype 'float8'"),
-        ([ours, "--task", "passkey", "--device", "cuda:77"], "cannot be used"),
-        ([ours, "--rescore", "--task", "passkey"], "--rescore takes task and options from the folder"),
-        ([ours, "--rescore"], "holds no evaluation"),
+        ([ours, "--task", "passkey", "--device", "cuda:77"], "Cannot use the device 'cuda:77'"),
+        ([ours, "--rescore", "--task", "passkey"], "--rescore reads task and options from the evaluation's folder"),
+        ([ours, "--rescore"], "has no readable evaluation"),
     ]
     for arguments, message in cases:
         assert message in invoke(*arguments, code=2), arguments
@@ -194,9 +194,9 @@ def test_what_is_refused(ours, base, tmp_path):
 def test_settings_that_changed_are_refused(ours, base, tmp_path):
     invoke(ours, *PASSKEY, "--out", tmp_path / "out")
     said = invoke(ours, *PASSKEY, "seed=5", "--out", tmp_path / "out", "--resume", code=2)
-    assert "holds another evaluation (options.seed was 0, now it is 5)" in said
+    assert "already holds a different evaluation (options.seed was 0, now 5)" in said
     said = invoke(base, *PASSKEY, "--out", tmp_path / "out", "--resume", code=2)
-    assert "holds another evaluation (model" in said
+    assert "already holds a different evaluation (model" in said
 
 
 def test_all_tasks_are_prepared_before_the_first_runs(ours, tmp_path):
@@ -234,7 +234,7 @@ def test_refusals_come_before_the_model_is_loaded(wrong, ours, tmp_path, monkeyp
     monkeypatch.setattr("equitape.tasks.evaluated_model.load_evaluated_model", lambda *_, **__: pytest.fail("loaded"))
     said = invoke(ours, *arguments, "--out", out, code=2)
     expected = {
-        "full folder": "is not empty and holds no evaluation",
+        "full folder": "is not empty and has no evaluation",
         "evaluation there": "--resume",
         "no rouge": "rouge-score",
     }
@@ -256,7 +256,7 @@ def test_an_interruption_says_what_is_kept_and_how_to_continue(ours, tmp_path, m
     monkeypatch.setattr(needles, "write_answers", interrupted)
     result = runner.invoke(app, command)
     assert result.exit_code == 130
-    assert "keeps 1 of 3 units" in result.output
+    assert "Kept 1 of 3 units" in result.output
     line = result.output.partition("Continue with: ")[2].strip()
     assert shlex.split(line) == ["equitape", *command, "--resume"]
     done = (out / "results.jsonl").read_text()

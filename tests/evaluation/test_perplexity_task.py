@@ -244,7 +244,7 @@ def test_a_length_that_the_model_refuses_is_told_and_not_fatal(texts, tmp_path):
     report = evaluate(evaluated(model), build_evaluation("perplexity", options), tmp_path / "out")
     assert "perplexity_16" in report["metrics"]
     assert "perplexity_32" not in report["metrics"]
-    assert any("2 units could not be run" in note or "units could not be run" in note for note in report["notes"])
+    assert any("2 units failed" in note or "units failed" in note for note in report["notes"])
 
 
 @pytest.mark.parametrize("name", ["gpt2", "opt"])

@@ -67,17 +67,17 @@ def test_a_run_with_other_settings_is_refused(tmp_path):
     folder = tmp_path / "out"
     evaluate(evaluated(Reader(KEY)), passkey(), folder)
     before = lines(folder)
-    with pytest.raises(ValueError, match="holds this evaluation already; continue it with --resume"):
+    with pytest.raises(ValueError, match="already holds this evaluation; continue it with --resume"):
         evaluate(evaluated(Reader(KEY)), passkey(), folder)
-    with pytest.raises(ValueError, match=r"holds another evaluation \(options.samples was 3, now it is 5"):
+    with pytest.raises(ValueError, match=r"already holds a different evaluation \(options.samples was 3, now 5"):
         evaluate(evaluated(Reader(KEY)), passkey(samples=5), folder, resume=True)
-    with pytest.raises(ValueError, match=r"holds another evaluation \(task was passkey, now it is needles"):
+    with pytest.raises(ValueError, match=r"already holds a different evaluation \(task was passkey, now needles"):
         evaluate(
             evaluated(Reader(KEY, context=3000)), build_evaluation("needles", {"short": 2000}), folder, resume=True
         )
     other = Reader(KEY)
     torch.nn.init.constant_(other.embedding.weight, 3.0)
-    with pytest.raises(ValueError, match=r"holds another evaluation \(model.weights was"):
+    with pytest.raises(ValueError, match=r"already holds a different evaluation \(model.weights was"):
         evaluate(evaluated(other), passkey(), folder, resume=True)
     assert lines(folder) == before
     (tmp_path / "file").write_text("")
@@ -85,7 +85,7 @@ def test_a_run_with_other_settings_is_refused(tmp_path):
         evaluate(evaluated(Reader(KEY)), passkey(), tmp_path / "file")
     (tmp_path / "full").mkdir()
     (tmp_path / "full/thing").write_text("")
-    with pytest.raises(ValueError, match="is not empty and holds no evaluation"):
+    with pytest.raises(ValueError, match="is not empty and has no evaluation"):
         evaluate(evaluated(Reader(KEY)), passkey(), tmp_path / "full")
 
 
@@ -102,7 +102,7 @@ def test_text_that_changed_is_another_evaluation(tmp_path, monkeypatch):
     # the same text elsewhere is the same text
     evaluate(who, build_evaluation("perplexity", named), tmp_path / "out", resume=True)
     moved.write_text("hgfedcba" * 10)
-    with pytest.raises(ValueError, match=r"holds another evaluation \(examples.data was"):
+    with pytest.raises(ValueError, match=r"already holds a different evaluation \(examples.data was"):
         evaluate(who, build_evaluation("perplexity", named), tmp_path / "out", resume=True)
 
 
@@ -115,7 +115,7 @@ def test_filler_that_changed_is_another_evaluation(name, own, tmp_path):
     again = evaluate(evaluated(Reader(KEY)), build_evaluation(name, options), tmp_path / "out", resume=True)
     assert again["metrics"] == first["metrics"]
     filler.write_text("The sun was bright. We walked on.\n" * 40)
-    with pytest.raises(ValueError, match=r"holds another evaluation \(examples.filler was"):
+    with pytest.raises(ValueError, match=r"already holds a different evaluation \(examples.filler was"):
         evaluate(evaluated(Reader(KEY)), build_evaluation(name, options), tmp_path / "out", resume=True)
 
 
@@ -149,20 +149,20 @@ def test_batches_shrink_until_they_fit(tmp_path):
     assert reader.tried[0] == 3600
     # once it is known what fits, nothing larger is tried
     assert sum(size > 1300 for size in reader.tried) <= 2
-    assert not any("could not" in note for note in report["notes"])
+    assert not any("failed" in note for note in report["notes"])
 
 
 def test_what_never_fits_is_told(tmp_path):
     report = evaluate(evaluated(Tight(450)), passkey(), tmp_path / "out")
     assert report["metrics"]["exact_match_400"] == 100
     assert "exact_match_600" not in report["metrics"]
-    assert "6 units could not be run: 600 tokens do not fit into memory." in report["notes"]
+    assert "6 units failed: 600 tokens do not fit in memory." in report["notes"]
     # more memory: only what failed is tried again
     reader = Tight(10**6)
     report = evaluate(evaluated(reader), passkey(), tmp_path / "out", resume=True)
     assert {length for _, length in reader.seen} == {600}
     assert report["metrics"]["exact_match_600"] == 100
-    assert not any("could not" in note for note in report["notes"])
+    assert not any("failed" in note for note in report["notes"])
 
 
 def test_nothing_done_at_all_is_an_error(tmp_path):
@@ -176,7 +176,7 @@ def test_a_report_of_half_a_run_says_so(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         evaluate(evaluated(Interrupted(2)), passkey(), tmp_path / "out", batch_tokens=1200)
     report = rescore(tmp_path / "out")
-    assert report["notes"][0] == "Not finished: 10 of 12 units are missing."
+    assert report["notes"][0] == "Unfinished: 10 of 12 units are missing."
 
 
 def test_two_models_side_by_side(tmp_path):
@@ -194,9 +194,9 @@ def test_two_models_side_by_side(tmp_path):
     with pytest.raises(ValueError, match="Two models are called 'end'"):
         report_folder(tmp_path / "end", {"end": tmp_path / "all"})
     evaluate(evaluated(Reader(KEY)), passkey(samples=1), tmp_path / "other")
-    with pytest.raises(ValueError, match=r"cannot be compared with this one: options.samples was 1, now it is 3"):
+    with pytest.raises(ValueError, match=r"Cannot compare with the evaluation in .*: options.samples was 1, now 3"):
         report_folder(tmp_path / "end", {"other": tmp_path / "other"})
-    with pytest.raises(ValueError, match="There is no report to show beside"):
+    with pytest.raises(ValueError, match="There is no report to compare with"):
         report_folder(tmp_path / "end", {"x": tmp_path / "nothing"})
 
 
@@ -217,7 +217,7 @@ def test_reports_say_how_they_were_made(tmp_path):
 @pytest.mark.parametrize("content", ["", "{}", '{"format": 99}', "[]"])
 def test_a_folder_without_an_evaluation(content, tmp_path):
     (tmp_path / "settings.json").write_text(content)
-    with pytest.raises(ValueError, match="holds no evaluation that can be read"):
+    with pytest.raises(ValueError, match="has no readable evaluation"):
         rescore(tmp_path)
 
 

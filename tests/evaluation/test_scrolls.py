@@ -61,7 +61,7 @@ def test_the_usual_places(files, tmp_path, monkeypatch):
 def test_a_set_that_scrolls_does_not_have_is_not_looked_for_there(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("equitape.data.scrolls.read_official", lambda *_: pytest.fail("asked for"))
-    with pytest.raises(ValueError, match=r"SCROLLS does not have it. Get it from github.com/nyu-mll/SQuALITY"):
+    with pytest.raises(ValueError, match=r"SCROLLS does not include it. Get it from github.com/nyu-mll/SQuALITY"):
         load_examples("squality")
 
 
@@ -69,18 +69,20 @@ def test_missing_data_says_where_it_looked(files, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("EQUITAPE_DATA", raising=False)
     with pytest.raises(
-        ValueError, match=r"missing. Looked for .jsonl files of it in data/scrolls, data/scrolls.tar.xz"
+        ValueError, match=r"missing. No .jsonl files of it in data/scrolls, data/scrolls.tar.xz"
     ) as error:
         load_examples("qasper")
-    for words in ("qasper.zip of the official data set 'tau/scrolls'", "data=PATH", "be downloaded"):
+    for words in ("qasper.zip of the official data set 'tau/scrolls'", "data=PATH", "to download the official one"):
         assert words in str(error.value)
-    with pytest.raises(ValueError, match=r"holds nothing of it\. Name a file.*official data set is downloaded"):
+    with pytest.raises(
+        ValueError, match=r"has no items of this set\. Give a file.*official data set is then downloaded"
+    ):
         load_examples("qasper", str(files))
-    with pytest.raises(ValueError, match="no split 'test' of it, only valid, train"):
+    with pytest.raises(ValueError, match="no split 'test', only valid, train"):
         load_examples("contract_nli", str(files), "test")
-    with pytest.raises(ValueError, match=r"missing: There is no file or folder.*official data set is downloaded"):
+    with pytest.raises(ValueError, match=r"missing: There is no file or folder.*official data set is then downloaded"):
         load_examples("contract_nli", "nowhere")
-    with pytest.raises(ValueError, match="There is no split 'dev'"):
+    with pytest.raises(ValueError, match="SCROLLS has no split 'dev'"):
         load_examples("contract_nli", str(files), "dev")
 
 
@@ -90,7 +92,7 @@ def test_damaged_files(tmp_path):
     with pytest.raises(ValueError, match=r"Line 1 of .* is not JSON"):
         load_examples("qasper", str(path))
     write_lines(path, [{"task": "qasper", "split": "valid", "document": "x", "items": [{"id": 1}]}])
-    with pytest.raises(ValueError, match=r"not of the form that SCROLLS files have here.*'question'"):
+    with pytest.raises(ValueError, match=r"does not have the SCROLLS format.*'question'"):
         load_examples("qasper", str(path))
 
 
@@ -103,7 +105,7 @@ def test_damaged_archives_are_told_in_a_sentence(name, content, files, tmp_path)
         content = path.read_bytes()[: path.stat().st_size // 2]
     path.write_bytes(content)
     with pytest.raises(
-        ValueError, match=r"cannot be read to its end \(.*\); fetch or pack it again|holds nothing of it"
+        ValueError, match=r"is truncated or damaged \(.*\); download or pack it again|has no items of this set"
     ):
         load_examples("contract_nli", str(path))
 
@@ -154,7 +156,9 @@ def test_answers_that_are_no_list_of_texts(answers, tmp_path):
     rows = contract("valid", 1)
     rows[0]["items"][0]["answers"] = answers
     path = write_lines(tmp_path / "contract_nli.jsonl", rows)
-    with pytest.raises(ValueError, match=r"not of the form.*the answers of item '.*' are no list of texts"):
+    with pytest.raises(
+        ValueError, match=r"does not have the SCROLLS format.*the answers of item '.*' are not a list of strings"
+    ):
         load_examples("contract_nli", str(path))
 
 
@@ -219,7 +223,7 @@ def test_only_the_document_is_cut(rule, kept):
     whole = writer.write(ITEM, 500)
     assert bytes(whole.tokens).decode() == ITEM.document + question
     assert whole.cut_tokens == 0
-    with pytest.raises(ValueError, match="has no room for a document: the question '1' alone takes"):
+    with pytest.raises(ValueError, match="has no room for a document: question '1' alone needs"):
         writer.write(ITEM, 20)
     with pytest.raises(ValueError, match=r"cut is 'ends'; .*Did you mean 'end'"):
         kept_parts(10, 5, "ends")
@@ -293,7 +297,7 @@ def test_data_may_move_but_not_change(files, tmp_path):
     again = run(moved)
     assert again["metrics"] == first["metrics"]
     write_lines(moved / "contract_nli.dev.jsonl", contract("valid", 4))
-    with pytest.raises(ValueError, match=r"holds another evaluation \(examples.data was"):
+    with pytest.raises(ValueError, match=r"already holds a different evaluation \(examples.data was"):
         run(moved)
 
 
@@ -314,7 +318,7 @@ def test_what_is_too_long_costs_the_others_nothing(tmp_path):
     # documents of 75, 213 and 340 letters, each with two questions and room for 16 tokens
     assert report["metrics"]["prompts"] == 2
     assert report["short"]["perplexity_32"] > 1
-    assert sum("2 units could not be run: Position id" in note for note in report["notes"]) == 2
+    assert sum("2 units failed: Position id" in note for note in report["notes"]) == 2
 
 
 def test_rouge_is_scored_later_where_its_package_is(files, tmp_path, monkeypatch):

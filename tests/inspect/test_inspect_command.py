@@ -65,14 +65,14 @@ def test_inspect_reads_files_and_cuts_them_openly(folder, tmp_path):
         "inspect", folder, "--text", tmp_path / "book.txt", "--out", tmp_path, "--max-tokens", 20, "--no-stability"
     )
     assert result.exit_code == 0, result.output
-    assert "The text has 300 tokens; the first 20 were read." in flat(result)
+    assert "The text has 300 tokens; only the first 20 were read." in flat(result)
     assert "20 of 300" in (tmp_path / "inspect.html").read_text()
 
 
 def test_inspect_says_when_there_is_no_such_file(folder, tmp_path):
     result = run("inspect", folder, "--text", "missing_file.txt", "--out", tmp_path / "out", "--no-stability")
     assert result.exit_code == 0, result.output
-    told = "'missing_file.txt' was read as text, no such file is there."
+    told = "'missing_file.txt' was read as text, since no such file exists."
     assert told in flat(result)
     assert told.replace("'", "&#39;") in (tmp_path / "out" / "inspect.html").read_text()
     assert json.loads((tmp_path / "out" / "inspect.json").read_text())["notes"][0] == told
@@ -103,14 +103,14 @@ def test_inspect_without_a_tokenizer_names_ids(tmp_path):
     result = run("inspect", tmp_path / "model", "--text", "12+30=", "--out", tmp_path / "out")
     assert result.exit_code == 2
     assert "There is no tokenizer in" in flat(result)
-    assert "reads token ids: --ids '3 1 4'." in flat(result)
+    assert "give token ids: --ids '3 1 4'." in flat(result)
     assert not (tmp_path / "out").exists()
 
 
 def test_inspect_takes_ids_and_a_window(folder, tmp_path):
     result = run("inspect", folder, "--ids", "3, 1 4 1 5 9 2 6", "--show", "2:6", "--out", tmp_path, "--no-stability")
     assert result.exit_code == 0, result.output
-    assert "tokens 2 to 5 of the 8" in flat(result)
+    assert "tokens 2 to 5 of 8" in flat(result)
 
 
 def test_inspect_compares_with_other_models(folder, tmp_path):
@@ -125,15 +125,15 @@ def test_inspect_compares_with_other_models(folder, tmp_path):
     [
         (["--text", "ab", "--ids", "1 2"], "both are given"),
         ([], "neither is given"),
-        (["--ids", "1 x 3"], "--ids holds 'x'"),
+        (["--ids", "1 x 3"], "--ids contains 'x'"),
         (["--ids", "numbers.txt"], "There is no file 'numbers.txt'."),
         (["--ids", "1 999"], "Token 999 is not in the model's vocabulary of 258"),
-        (["--ids", "7"], "The text has 1 tokens"),
+        (["--ids", "7"], "The text has 1 token;"),
         (["--ids", "1 2 3", "--show", "1-2"], "it must be FIRST:END"),
         (["--ids", "1 2 3", "--show", "1:9"], "the text has 3 tokens"),
         (["--ids", "1 2 3", "--dtype", "float23"], "Did you mean 'float32'?"),
         (["--ids", "1 2 3", "--also", "nothing"], "write key=value, for example --also name=path"),
-        (["--ids", "1 2 3", "--base", "x"], "holds no adapter"),
+        (["--ids", "1 2 3", "--base", "x"], "is not an adapter"),
         (["--text", "abc", "--tokenizer", "/nowhere"], "There is no tokenizer in"),
     ],
 )
@@ -174,7 +174,7 @@ def test_inspect_refuses_what_are_no_numbers(folder, tmp_path):
     model.save_pretrained(tmp_path / "broken")
     result = run("inspect", tmp_path / "broken", "--ids", "3 1 4 1", "--out", tmp_path / "out")
     assert result.exit_code == 2
-    assert "The attention of layer 2 holds NaN or infinity" in flat(result)
+    assert "The attention of layer 2 has NaN or infinity" in flat(result)
     assert not (tmp_path / "out").exists()
 
 
@@ -186,13 +186,13 @@ def test_files_that_end_too_early_are_refused(folder, pretrained, tmp_path):
         for command in (["check"], ["inspect", "--ids", "1 2 3", "--out", tmp_path / "out"]):
             result = run(command[0], tmp_path / name, *command[1:])
             assert result.exit_code == 2, result.output
-            assert "cannot be read" in flat(result)
+            assert "Cannot read the model" in flat(result)
 
 
 def test_check_passes_fails_and_tells(folder, tmp_path):
     result = run("check", folder)
     assert result.exit_code == 0, result.output
-    assert "all promises kept" in flat(result)
+    assert "all checks passed" in flat(result)
     found = json.loads(run("check", folder, "--json", "--dtype", "float32").output)
     assert found["passed"] is True
     assert [check["name"] for check in found["checks"]] == ["shift", "rotation", "causality", "cache", "padding"]
@@ -203,7 +203,7 @@ def test_check_passes_fails_and_tells(folder, tmp_path):
     model.save_pretrained(tmp_path / "broken")
     result = run("check", tmp_path / "broken")
     assert result.exit_code == 1
-    assert "BROKEN" in flat(result)
+    assert "FAILED" in flat(result)
     found = json.loads(run("check", tmp_path / "broken", "--json").output)
     assert found["passed"] is False
     assert found["checks"][0]["error"] is None
@@ -220,8 +220,8 @@ def test_check_of_a_short_table(tmp_path):
     build("learned", dtype=torch.float32, max_position_embeddings=12).save_pretrained(tmp_path / "learned")
     result = run("check", tmp_path / "learned")
     assert result.exit_code == 0, result.output
-    assert "The model takes 12 tokens at most, so the checks ran on 11 instead of 32." in flat(result)
-    assert "all promises kept" in flat(result)
+    assert "The model takes at most 12 tokens, so the checks used 11 instead of 32." in flat(result)
+    assert "all checks passed" in flat(result)
 
 
 @pytest.fixture(scope="module")
@@ -259,7 +259,7 @@ def test_pretrained_models_and_adapters(pretrained, tmp_path):
         assert f"encoding {kind}" in (out / "inspect.html").read_text()
     result = run("check", pretrained / "adapter")
     assert result.exit_code == 2
-    assert "name the model it was trained on with --base" in flat(result)
+    assert "give the model it was trained on with --base" in flat(result)
 
 
 @pytest.mark.parametrize(
@@ -269,7 +269,7 @@ def test_pretrained_models_and_adapters(pretrained, tmp_path):
         (["nothing-here"], "There is no model at 'nothing-here'"),
         (["{folder}", "--dtype", "bfloat16"], "it must be float64 or float32"),
         (["{folder}", "--tokens", "3"], "8"),
-        (["{empty}"], "holds no config.json"),
+        (["{empty}"], "has no config.json"),
     ],
 )
 def test_check_refuses_in_one_sentence(folder, tmp_path, arguments, message):

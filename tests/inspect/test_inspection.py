@@ -46,7 +46,7 @@ def test_a_window_shows_its_tokens_while_the_model_reads_all():
     assert np.allclose(part.mixing_strength, full.mixing_strength[:, 6:15], equal_nan=True)
     assert np.allclose(part.mixing_own, full.mixing_own[:, 6:15], equal_nan=True)
     assert part.samples == list(range(6, 15))
-    assert "tokens 6 to 14 of the 20" in part.notes()[0]
+    assert "tokens 6 to 14 of 20" in part.notes()[0]
 
 
 def test_first_layer_is_unmoved_and_later_ones_are_not():

@@ -123,7 +123,7 @@ def test_a_model_at_its_start_is_called_so():
 
 def test_one_layer_has_nothing_to_update():
     notes = measure_stability(build("tape", num_hidden_layers=1), draw_tokens(1, 8), 1).notes
-    assert "left out in all layers" in notes[-1]
+    assert "disabled in all layers" in notes[-1]
 
 
 def test_drawn_positions_are_the_same_ones_each_time():

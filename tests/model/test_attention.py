@@ -109,10 +109,10 @@ def test_a_slow_kernel_is_named_under_compile_too(dynamic, usable, recwarn):
     for length in (8, 12, 16):
         inputs = [torch.randn(1, heads, length, 4) for heads in (4, 2, 2)]
         assert gap(step(*inputs, None, 0.0, 0.5), backends.cuda_attention(*inputs, None, 0.0, 0.5)) < 1e-6
-    told = [str(warning.message) for warning in recwarn if "No fused attention kernel" in str(warning.message)]
-    assert told == [
-        "No fused attention kernel takes torch.float32, keys 4 and values 4 wide; torch's plain one is slow and "
-        "quadratic in memory."
+    messages = [str(warning.message) for warning in recwarn if "No fused attention kernel" in str(warning.message)]
+    assert messages == [
+        "No fused attention kernel supports torch.float32, keys 4 and values 4 wide; torch's fallback is slow and "
+        "needs quadratic memory."
     ]
 
 

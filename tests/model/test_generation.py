@@ -136,5 +136,5 @@ def test_continuous_batching_is_refused():
 
 def test_paged_implementations_are_refused():
     for name in ("paged|eager", "paged|sdpa"):
-        with pytest.raises(ValueError, match=r"'paged.* cannot serve encoding 'rope'"):
+        with pytest.raises(ValueError, match=r"'paged.* does not support encoding 'rope'"):
             build("rope").set_attn_implementation(name)

@@ -21,7 +21,7 @@ def make(encoding="rope", **changes):
 
 @pytest.mark.parametrize("wrong", [40, -1])
 def test_ids_beyond_the_vocabulary(wrong):
-    with pytest.raises(ValueError, match=rf"input_ids holds {wrong}; the model's vocabulary has the ids 0 to 39"):
+    with pytest.raises(ValueError, match=rf"input_ids contains {wrong}; the model's vocabulary has the ids 0 to 39"):
         make()(torch.tensor([[1, wrong, 2]]))
 
 

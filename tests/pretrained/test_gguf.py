@@ -31,5 +31,5 @@ def test_a_gguf_file(tmp_path):
 def test_a_gguf_file_without_a_weight(tmp_path):
     path = tmp_path / "tiny.gguf"
     write_gguf(make_source(), path, without=["model.layers.1.mlp.up_proj.weight"])
-    with pytest.raises(ValueError, match=r"cannot be read .*lacks 1 of .* 'model.layers.1.mlp.up_proj.weight'"):
+    with pytest.raises(ValueError, match=r"Cannot read .*lacks 1 of .* 'model.layers.1.mlp.up_proj.weight'"):
         adapt(path)

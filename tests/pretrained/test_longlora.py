@@ -169,11 +169,11 @@ def test_compiled_for_any_length():
 def test_refusals():
     with pytest.raises(ValueError, match="biases scores; use 'rope' or 'tape'"):
         shifted("t5", 4)
-    with pytest.raises(ValueError, match="half of the heads shift by half a group"):
+    with pytest.raises(ValueError, match="half of the heads are shifted by half a group"):
         ShiftedSparseAttention(1).check(tiny_config("rope"))
     model = shifted("rope", 4).train()
     past = model.eval()(draw_tokens(1, 4), use_cache=True).past_key_values
-    with pytest.raises(ValueError, match=r"leave out past_key_values, or call model.eval"):
+    with pytest.raises(ValueError, match=r"do not pass past_key_values, or call model.eval"):
         model.train()(draw_tokens(1, 4), past_key_values=past)
 
 

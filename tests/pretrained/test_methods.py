@@ -162,7 +162,9 @@ def test_scaling_on_top_of_scaling():
     given = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 1e4}
     yarn = make_source(rope_parameters=given)
     assert adapt(yarn, "lora", context=128, scaling="yarn").config.encoding["scaling"]["factor"] == 8.0
-    with pytest.raises(ValueError, match="scales its positions by 'yarn' already, and 'linear' cannot be put on top"):
+    with pytest.raises(
+        ValueError, match="already scales its positions by 'yarn', which cannot be combined with 'linear'"
+    ):
         adapt(yarn, "lora", context=128, scaling="linear")
 
 
@@ -186,7 +188,7 @@ def test_longlora_trains_in_groups_and_answers_in_full():
     for scaling in (None, "linear"):
         console = Console(file=io.StringIO(), width=400)
         show_model(adapt(source, "longlora", context=80, scaling=scaling), console)
-        assert ("learn nothing" in console.file.getvalue()) == (scaling is None)
+        assert ("are not trained" in console.file.getvalue()) == (scaling is None)
     assert adapt(source, "longlora").model.training_attention == ShiftedSparseAttention(16)
     assert adapt(source, "longlora", group_size=6).model.training_attention == ShiftedSparseAttention(6)
     tokens = draw_tokens(1, 60)
@@ -206,16 +208,16 @@ def test_longlora_trains_in_groups_and_answers_in_full():
         ({"contxt": 3}, r"adapt has no option 'contxt'. Did you mean 'context'\?"),
         ({"context": 0}, "context is 0; it must be a whole number of 1 or more"),
         ({"context": 1.5}, "context is 1.5; it must be a whole number"),
-        ({"scaling": "linear"}, "context is None, give one above 64"),
-        ({"scaling": "linear", "context": 64}, "context is 64, give one above 64"),
+        ({"scaling": "linear"}, "context is None; set it above 64"),
+        ({"scaling": "linear", "context": 64}, "context is 64; set it above 64"),
         ({"method": "lora", "lora_rank": 0}, "lora_rank is 0; it must be a whole number of 1 or more"),
         ({"method": "lora", "lora_dropout": 1.0}, "lora_dropout is 1.0"),
         ({"method": "lora", "lora_targets": ["q_porj"]}, r"lora_targets is .* Did you mean 'q_proj'\?"),
-        ({"method": "lora", "lora_targets": []}, "lora_targets is empty; name some of q_proj"),
-        ({"method": "tape", "lora_rank": 4}, "'tape' has no use for lora_rank; leave it out"),
-        ({"method": "lora", "tape": {"mixer_size": 3}}, "'lora' has no use for tape"),
-        ({"method": "lora", "group_size": 3}, "'lora' has no use for group_size"),
-        ({"method": "full", "train_norms": False}, "'full' has no use for train_norms"),
+        ({"method": "lora", "lora_targets": []}, "lora_targets is empty; give one or more of q_proj"),
+        ({"method": "tape", "lora_rank": 4}, "'tape' does not use lora_rank; drop it"),
+        ({"method": "lora", "tape": {"mixer_size": 3}}, "'lora' does not use tape"),
+        ({"method": "lora", "group_size": 3}, "'lora' does not use group_size"),
+        ({"method": "full", "train_norms": False}, "'full' does not use train_norms"),
         ({"tape": {"mixer": 3}}, r"Encoding 'tape' has no option 'mixer'. Did you mean 'mixer_size'\?"),
         ({"theta": 0.5}, "theta is 0.5; it must be a number above 1"),
     ],
@@ -233,7 +235,7 @@ def test_a_model_without_anything_to_train():
 def test_settings_are_refused_before_weights_are_read(tmp_path):
     """A folder without weights is enough to be told so."""
     make_source().config.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="give one above 64"):
+    with pytest.raises(ValueError, match="set it above 64"):
         adapt(tmp_path, "tape", scaling="yarn", context=10)
 
 

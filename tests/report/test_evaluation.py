@@ -50,7 +50,7 @@ def test_models_stand_side_by_side_with_hatches_of_their_own():
 def test_many_rows_are_cut_and_told():
     rows = [f"task{number}" for number in range(MOST_ROWS + 5)]
     (plot,) = evaluation_plots({"one": report(rows=rows, values=[0.5] * len(rows))})
-    assert plot.alt.endswith(f"The first {MOST_ROWS} of {MOST_ROWS + 5} rows.")
+    assert plot.alt.endswith(f"Shows the first {MOST_ROWS} of {MOST_ROWS + 5} rows.")
 
 
 def test_a_value_beyond_the_most_widens_the_axis():

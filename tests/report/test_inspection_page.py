@@ -160,7 +160,7 @@ def test_stability_has_verdicts_and_colours(page):
     assert re.search(r'<td class="size-0">unchanged</td>', text)
     assert re.search(r'<td class="size-[123]">(slight change|changed)</td>', text)
     assert (
-        "tape: attention is unchanged by ids from 3, ids from 1,000, ids from 1,000,000; moved by 3 [BOS] in front"
+        "tape: attention is unchanged by ids from 3, ids from 1,000, ids from 1,000,000; changed by 3 [BOS] in front"
         in text
     )
 

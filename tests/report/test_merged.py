@@ -89,7 +89,7 @@ def test_a_seed_in_two_folders_is_taken_once():
     failed, done = make_run("tape", 0, 1.0, "failed", "no"), make_run("tape", 0, 1.4)
     merged, remarks, _ = merge({"a": comparison([failed]), "b": comparison([done]), "c": comparison([done])})
     assert [run.status for run in merged.runs] == ["done"]
-    assert remarks[1:] == ["tape, seed 0 is in several folders; the first is shown."]
+    assert remarks[1:] == ["tape, seed 0 is in several folders; showing the first."]
 
 
 def test_single_runs_and_old_files(tmp_path):
@@ -127,6 +127,6 @@ def test_refusals(tmp_path):
         return " ".join(result.output.replace("│", " ").split())
 
     assert "'a' and 'b' are of different tasks (task.trained_digits 20 and 10)" in refused(a, b)
-    assert "holds no results.json of equitape compare" in refused(tmp_path / "empty")
+    assert "has no results.json of equitape compare" in refused(tmp_path / "empty")
     assert "Two folders are called 'a'; rename one with NAME=FOLDER." in refused(a, a)
-    assert "make a report of each kind" in refused(a, SAVED / "evaluation")
+    assert "make one report per kind" in refused(a, SAVED / "evaluation")

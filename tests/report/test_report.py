@@ -119,8 +119,8 @@ def test_differences_of_checkpoints_began_with_other_weights():
         recipe = {**results["recipe"], "encodings": encodings}
         return paired_table(summarise({**results, "recipe": recipe}), ["exact_match"]).notes[0]
 
-    assert "began with the same weights" in note(["one", {"kind": "other"}])
-    assert "began with the same weights" not in note(["one", {"kind": "other", "start": "folder"}])
+    assert "started from the same shared weights" in note(["one", {"kind": "other"}])
+    assert "started from the same shared weights" not in note(["one", {"kind": "other", "start": "folder"}])
 
 
 def test_one_seed_has_no_table_of_differences():
@@ -183,7 +183,7 @@ def test_nothing_is_hidden(folder, results, name):
     for part in (
         "2501.00712",
         "41.42",
-        "claims, not measurements",
+        "Claims were not measured here",
         "not run here",
         "trained_digits: 20",
         "Sums & more.",
@@ -299,8 +299,8 @@ def test_best_is_marked_only_beyond_the_spread():
     ("values", "statuses", "said"),
     [
         ({"a": [10, 11, 12], "b": [1, 2, 3]}, [], "a leads with points 11.00, by more than the spread over seeds."),
-        ({"a": [10, 11, 12], "b": [9, 10, 11]}, [], "but within the spread over seeds: none is marked best"),
-        ({"a": [11], "b": [1, 2, 3]}, [], "from a single seed: its spread is unknown, so none is marked best"),
+        ({"a": [10, 11, 12], "b": [9, 10, 11]}, [], "but within the spread over seeds; none is marked best"),
+        ({"a": [11], "b": [1, 2, 3]}, [], "from a single seed. Its spread is unknown, so none is marked best"),
         (
             {"a": [10, 11, 12], "b": [1, 2, 3], "c": [2], "d": [3]},
             [],
@@ -309,8 +309,8 @@ def test_best_is_marked_only_beyond_the_spread():
         ({"a": [10, 11, 12], "b": [2]}, [], "11.00. The spread of the 1 with one seed is unknown"),
         ({"a": [10, 11, 12], "b": [1, 2, 3]}, ["a"], "seeds. Not all of its runs are finished"),
         ({"a": [10, 11, 12]}, [], "a comes first with points 11.00."),
-        ({"a": [0], "b": [0]}, [], "All 2 encodings have points 0.00, so the result does not tell them apart."),
-        ({"a": [4, 6], "b": [1], "c": [5]}, [], "a and c share the first place with points 5.000; none is marked"),
+        ({"a": [0], "b": [0]}, [], "All 2 encodings have points 0.00, so the result does not distinguish them."),
+        ({"a": [4, 6], "b": [1], "c": [5]}, [], "a and c share first place with points 5.000; none is marked"),
     ],
 )
 def test_the_first_sentence_says_why_nothing_is_marked(values, statuses, said):
@@ -341,7 +341,7 @@ def test_reports_of_few_runs(tmp_path, seeds):
 
 
 def test_no_runs_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="hold no runs"):
+    with pytest.raises(ValueError, match="have no runs"):
         write_report({**make_results(), "runs": []}, tmp_path)
     assert not list(tmp_path.iterdir())
 
@@ -413,10 +413,10 @@ def test_claims_of_metrics_that_the_task_does_not_compute():
     """They have no empty column of ours; the headline stands beside them under its own name."""
     github = {"rope": {"perplexity_github": 57.2}, "tape": {"perplexity_github": 52.2}}
     columns, rows, notes = claims_of(github)
-    assert columns == ["perplexity github, claimed ↓", "exact match outside, ours, another measure ↑"]
+    assert columns == ["perplexity github, claimed ↓", "exact match outside, ours, a different metric ↑"]
     assert [cells[0] for cells in rows.values()] == ["57.20", "52.20"]
     assert all("-" not in cells for cells in rows.values())
-    assert "Not measured here: perplexity github. Our exact match outside is another measure" in notes
+    assert "Not measured here: perplexity github. Our exact match outside is a different metric" in notes
     # beside a claim that can be compared, and one of an encoding that was not run
     mixed = {"rope": {"exact_match": 26.12, "perplexity_github": 57.2}, "fire": {"perplexity_github": 55.0}}
     columns, rows, notes = claims_of(mixed)
@@ -425,7 +425,7 @@ def test_claims_of_metrics_that_the_task_does_not_compute():
     assert rows["tape"][1:] == ["-", "-"]
     assert rows["fire"] == ["-", "-", "55.00"]
     assert "Not measured here" in notes
-    assert "another measure" not in notes
+    assert "a different metric" not in notes
 
 
 def test_claims_before_anything_is_known():

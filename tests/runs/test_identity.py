@@ -10,9 +10,9 @@ def test_differences_have_dotted_names():
     new = {"name": "b", "train": {"steps": 4, "rate": 0.1}, "task": {"digits": [1, 3]}, "same": 1, "more": None}
     found = {str(each) for each in find_differences(old, new, ignored=("name", "train.rate"))}
     assert found == {
-        "train.steps was 3, now it is 4",
-        "train.seed was 0, now it is None",
-        "task.digits was [1, 2], now it is [1, 3]",
+        "train.steps was 3, now 4",
+        "train.seed was 0, now None",
+        "task.digits was [1, 2], now [1, 3]",
     }
     assert find_differences(old, {**old, "new": None}) == []
     assert [each.name for each in find_differences({"a": {"b": 1}}, {"a": 3})] == ["a"]
@@ -29,13 +29,13 @@ def test_folders(tmp_path):
     (tmp_path / ".lock").write_text("")
     check(tmp_path)
     (tmp_path / "letter.txt").write_text("")
-    with pytest.raises(ValueError, match="is not empty and holds no run to continue"):
+    with pytest.raises(ValueError, match="is not empty and has no run to continue"):
         check(tmp_path, resume=True)
     with pytest.raises(ValueError, match="is a file; choose a directory"):
         check(tmp_path / "letter.txt")
     (tmp_path / "run.json").write_text("")
-    with pytest.raises(ValueError, match=r"holds another run \(a was None, now it is 1\)"):
+    with pytest.raises(ValueError, match=r"already holds a different run \(a was None, now 1\)"):
         check(tmp_path, resume=True)
-    with pytest.raises(ValueError, match="holds this run already; continue it with --resume"):
+    with pytest.raises(ValueError, match="already holds this run; continue it with --resume"):
         check(tmp_path, {"a": 1})
     check(tmp_path, {"a": 1}, resume=True)

@@ -91,12 +91,12 @@ def test_files_join_those_of_a_folder_with_descriptions_last(tmp_path, monkeypat
 
 def test_files_that_cannot_be_written_change_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "flush_to_disk", fail)
-    message = r"cannot be written \(No space left on device\); nothing there was changed"
+    message = r"Cannot write to .* \(No space left on device\); nothing there was changed"
     with pytest.raises(OSError, match=message), files_in(tmp_path / "folder") as folder:
         (folder / "a.txt").write_text("a")
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match="is a file; give the name of a folder"), files_in(tmp_path / "file"):
+    with pytest.raises(ValueError, match="is a file; give the path of a folder"), files_in(tmp_path / "file"):
         pass
 
 

@@ -195,17 +195,17 @@ def test_checkpoints_that_cannot_be_gone_on_from(files, start, tmp_path):
 
     with pytest.raises(ValueError, match="There is no checkpoint to start from at 'nowhere'"):
         plan([{"start": "nowhere"}])
-    with pytest.raises(ValueError, match=r"starts from a checkpoint, which brings its encoding; leave out mixer_size"):
+    with pytest.raises(ValueError, match=r"starts from a checkpoint, which has its own encoding; remove mixer_size"):
         plan([{"start": start, "mixer_size": 3}])
-    with pytest.raises(ValueError, match="model gives sizes, but every encoding starts from a checkpoint"):
+    with pytest.raises(ValueError, match="model sets sizes, but every encoding starts from a checkpoint"):
         plan([{"start": start}], model={"hidden_size": 64})
-    with pytest.raises(ValueError, match="is neither a kind nor a dictionary with one"):
+    with pytest.raises(ValueError, match="is neither a kind nor a dictionary such as"):
         plan([{"label": "x"}])
     other = build("rope", dtype=torch.float32, vocab_size=100)
     other.save_pretrained(tmp_path / "other")
-    with pytest.raises(ValueError, match="The tokenizer has 258 entries and the model only 100"):
+    with pytest.raises(ValueError, match="The tokenizer has 258 entries, but the model has only 100"):
         plan([{"start": str(tmp_path / "other")}])
-    with pytest.raises(ValueError, match=r"knows 258 tokens and task 'addition' has"):
+    with pytest.raises(ValueError, match=r"has 258 tokens and task 'addition' has"):
         make_plan(parse_recipe({"task": {"name": "addition"}, "encodings": [{"start": start}], "train": {"steps": 1}}))
     # mixed with new models, and named by its folder
     mixed = plan([{"start": start}, "rope"])

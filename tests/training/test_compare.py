@@ -109,7 +109,7 @@ def test_finished_runs_are_kept_and_others_added(finished, tmp_path, monkeypatch
     said = io.StringIO()
     console = Console(file=said, width=500)
     results = compare(plan(seeds=[1, 2], encodings=["rope", "nope"], **changes), finished, console=console)
-    assert "so not in the report: rope-seed0, tape-seed0, tape-seed1." in said.getvalue()
+    assert "are not in the report: rope-seed0, tape-seed0, tape-seed1." in said.getvalue()
     assert made == [("nope", 1), ("rope", 2), ("nope", 2)]
     assert curves(results)["rope", 1] == before["rope", 1]
     # as it was, for the other tests
@@ -285,16 +285,16 @@ def test_last_step_of_a_log(tmp_path):
 
 def test_directories_that_are_refused(finished, tmp_path):
     for changes, message in (
-        ({"seeds": [0]}, r"holds another run \(train.steps was 6, now it is 4\)"),
+        ({"seeds": [0]}, r"already holds a different run \(train.steps was 6, now 4\)"),
         (
             {"seeds": [0], "model": {**SMALL["model"], "hidden_size": 32}},
-            r"model.hidden_size was 16, now it is 32; train.steps was",
+            r"model.hidden_size was 16, now 32; train.steps was",
         ),
     ):
         with pytest.raises(ValueError, match=message):
             compare(plan(**changes), finished)
     (tmp_path / "letter.txt").write_text("dear")
-    with pytest.raises(ValueError, match="is not empty and holds no run to continue"):
+    with pytest.raises(ValueError, match="is not empty and has no run to continue"):
         compare(plan(), tmp_path)
     with pytest.raises(ValueError, match="is a file; choose a directory"):
         compare(plan(), tmp_path / "letter.txt")
@@ -329,9 +329,7 @@ def test_data_that_changed_are_refused(tmp_path):
     assert results.task.warning.startswith("100.0% of the held-out text also occurs in the training data")
     compare(of("rope", "nope"), tmp_path / "out")
     text.write_text("two and two are four " * 40)
-    with pytest.raises(
-        ValueError, match=r"holds runs on other data: the files of task.train or task.valid have changed"
-    ):
+    with pytest.raises(ValueError, match=r"holds runs on other data: the files of task.train or task.valid changed"):
         compare(of("rope", "alibi"), tmp_path / "out")
     with pytest.raises(ValueError, match="holds runs on other data"):
         execute(of("rope"), "rope", 0, tmp_path / "out" / "runs" / "rope-seed0", resume=True)
@@ -343,13 +341,13 @@ def test_data_that_changed_are_refused(tmp_path):
 def test_a_single_run_is_no_comparison(tmp_path):
     given = plan(encodings=["rope"], seeds=[0])
     execute(given, "rope", 0, tmp_path)
-    with pytest.raises(ValueError, match="holds a single run, of equitape train; choose another directory"):
+    with pytest.raises(ValueError, match="holds a single run of equitape train; choose another directory"):
         comparison.check_directory(tmp_path, given.recipe)
 
 
 def test_same_label_for_another_encoding_is_refused(tmp_path):
     compare(plan(encodings=["tape"]), tmp_path)
-    with pytest.raises(ValueError, match=r"tape-seed0 holds another run \(encodings was"):
+    with pytest.raises(ValueError, match=r"tape-seed0 already holds a different run \(encodings was"):
         compare(plan(encodings=[{"kind": "tape", "normalize": True}]), tmp_path)
     # how often something is written down changes no run
     train = {**SMALL["train"], "logging_steps": 1, "save_steps": 1, "save_total_limit": 5, "dataloader_num_workers": 1}
@@ -358,7 +356,7 @@ def test_same_label_for_another_encoding_is_refused(tmp_path):
 
 def test_several_processes_are_for_train(tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ValueError, match="launch several with equitape train only"):
+    with pytest.raises(ValueError, match="use launchers with equitape train only"):
         compare(plan(), tmp_path / "out")
 
 
@@ -384,13 +382,13 @@ def test_train_command(tmp_path):
     assert EquitapeForCausalLM.from_pretrained(out / "model").config.encoding["kind"] == "tape"
     again = runner.invoke(app, command)
     assert again.exit_code == 2
-    assert "holds this run already; continue it with --resume" in " ".join(again.output.replace("│", " ").split())
+    assert "already holds this run; continue it with --resume" in " ".join(again.output.replace("│", " ").split())
     resumed = runner.invoke(app, [*command, "--resume"])
     assert resumed.exit_code == 0
     assert "no run" not in resumed.output
     other = runner.invoke(app, [*command, "--resume", "train.learning_rate=0.5"])
     assert other.exit_code == 2
-    assert "holds another run (train.learning_rate was 0.001, now it is 0.5)" in " ".join(
+    assert "already holds a different run (train.learning_rate was 0.001, now 0.5)" in " ".join(
         other.output.replace("│", " ").split()
     )
 
@@ -456,7 +454,7 @@ def test_resuming_where_nothing_lies_is_told(tmp_path):
     command = ["train", str(tmp_path / "small.yaml"), "train.steps=1", "--out", str(tmp_path / "new"), "--resume"]
     result = runner.invoke(app, command)
     assert result.exit_code == 0, result.output
-    assert f"There is no run in {tmp_path / 'new'} to resume; this one starts from the beginning." in result.output
+    assert f"No run to resume in {tmp_path / 'new'}; starting from step 0." in result.output
 
 
 @pytest.mark.parametrize(
@@ -510,4 +508,4 @@ def test_a_table_of_results_cuts_no_word_and_tells_what_it_leaves_out(width):
     assert all(word in text for word in ("encoding", "parameters", "training", "155,123,456", "1234 s", "byte"))
     columns = next(line for line in text.splitlines() if "155,123,456" in line).count("3.142")
     assert columns == {80: 3, 60: 1, 200: 4}[width]
-    assert f"The report has {len(names) - columns} more metrics of every run." in " ".join(text.split())
+    assert f"The report has {len(names) - columns} more metrics per run." in " ".join(text.split())

@@ -110,5 +110,5 @@ def test_batch_that_cannot_be_split_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(PartialState(), "num_processes", 3)
     with pytest.raises(ValueError, match="batch_size 8 cannot be split over 3 processes and 2 micro-batches"):
         run(tmp_path, gradient_accumulation_steps=2)
-    with pytest.raises(ValueError, match="a budget in minutes works with one process only"):
+    with pytest.raises(ValueError, match="a budget in minutes needs a single process"):
         run(tmp_path, batch_size=9, steps=None, minutes=1.0)

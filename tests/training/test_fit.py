@@ -124,7 +124,7 @@ def test_resuming_a_finished_run_trains_no_more(whole, tmp_path):
 
 
 def test_directory_with_a_run_is_refused(whole):
-    with pytest.raises(ValueError, match="holds a run already; resume it"):
+    with pytest.raises(ValueError, match="already holds a run; resume it"):
         run(whole)
 
 
@@ -169,7 +169,7 @@ def test_no_checkpoint_is_saved_after_an_infinite_gradient(tmp_path):
     model.lm_head.weight.register_hook(lambda gradient: gradient * (float("inf") if next(step) == 5 else 1.0))
     result = fit(model, numbered(), settings(), tmp_path, collate=partial(pad_right, pad_token_id=0))
     assert (result.status, checkpoints.newest(tmp_path)) == ("nan", None)
-    assert "at step 5; there is no checkpoint yet" in result.note
+    assert "at step 5; no checkpoint was written yet" in result.note
 
 
 def bare_loop(steps: int, batch_size: int) -> list[float]:
@@ -286,7 +286,7 @@ def test_budgets(tmp_path):
     data = numbered()
     mean = sum(len(data[index]["input_ids"]) for index in range(256)) / 256
     assert count_steps(TrainSettings(tokens=10_000, batch_size=8), data) == round(10_000 / mean / 8)
-    with pytest.raises(ValueError, match="no budget; give one of steps, tokens and minutes"):
+    with pytest.raises(ValueError, match="no budget; set one of steps, tokens and minutes"):
         run(tmp_path / "none", steps=None)
     with pytest.raises(ValueError, match="The data set is empty"):
         fit(small_model(), [], settings(), tmp_path / "empty")
@@ -305,7 +305,7 @@ def test_schedules(schedule):
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"steps": 5, "tokens": 9}, "steps and tokens are given"),
+        ({"steps": 5, "tokens": 9}, "steps and tokens are set"),
         ({"steps": 0}, "steps is 0; it must be a whole number from 1 to"),
         ({"compile": "always"}, "compile is 'always'; it must be true or false or 'auto'"),
         ({"minutes": 0.0}, "a number above 0"),

@@ -111,8 +111,8 @@ def test_an_interrupted_run_goes_on_with_the_same_jumps(tmp_path, monkeypatch):
     [
         ("nope", "does not read position ids"),
         ("cope", "does not read position ids"),
-        ("learned", "room for a fixed number of positions"),
-        ("randpe", "room for a fixed number of positions"),
+        ("learned", "has a fixed number of positions"),
+        ("randpe", "has a fixed number of positions"),
     ],
 )
 def test_encodings_that_cannot_jump_are_refused(encoding, message):

@@ -107,7 +107,7 @@ def test_every_shipped_recipe_dry_runs(name, books, tmp_path):
     assert result.exit_code == 0, result.output
     for choice in recipe.choices:
         assert choice.label in result.output
-    for words in (recipe.task["name"], "parameters", "dry run", "tokens"):
+    for words in (recipe.task["name"], "parameters", "Dry run", "tokens"):
         assert words in result.output
     assert not (tmp_path / "out").exists()
 
@@ -140,7 +140,7 @@ def test_overrides(recipe_file):
     assert load_recipe(path, ["evaluation.share=0.5"]).evaluation.share == 0.5
     # a budget takes the place of the recipe's
     assert load_recipe(path, ["train.minutes=2"]).train.steps is None
-    with pytest.raises(ValueError, match="steps and minutes are given"):
+    with pytest.raises(ValueError, match="steps and minutes are set"):
         load_recipe(path, ["train.minutes=2", "train.steps=3"])
 
 
@@ -165,7 +165,7 @@ def test_plans_name_every_option(recipe_file):
 
 WRONG = {
     "typo": ({"trian": {"steps": 3}}, [], "has no option 'trian'. Did you mean 'train'?"),
-    "a seed that would play no part": ({}, ["train.seed=7"], "give seeds, as seeds=[7]"),
+    "a seed that would play no part": ({}, ["train.seed=7"], "set seeds=[7] instead"),
     "typo inside": ({}, ["train.stps=3"], "has no option 'stps'. Did you mean 'steps'?"),
     "typo in the model": ({}, ["model.hiden_size=3"], "Did you mean 'hidden_size'?"),
     "typo in the task": ({}, ["task.trained_digit=3"], "Did you mean 'trained_digits'?"),
@@ -177,19 +177,19 @@ WRONG = {
         ["train.steps=many"],
         "train.steps is 'many'; it must be a whole number from 1 to 1e+12, or null.",
     ),
-    "no task": ({"task": {}}, [], "names no task"),
+    "no task": ({"task": {}}, [], "has no task"),
     "no encodings": ({"encodings": []}, [], "has no encodings"),
-    "no kind": ({"encodings": [{"label": "x"}]}, [], "is neither a kind nor a dictionary with one"),
-    "no budget": ({"train": {}}, [], "train has no budget; give one of steps, tokens and minutes"),
+    "no kind": ({"encodings": [{"label": "x"}]}, [], "is neither a kind nor a dictionary such as"),
+    "no budget": ({"train": {}}, [], "train has no budget; set one of steps, tokens and minutes"),
     "labels": (
         {"encodings": ["tape", {"kind": "tape", "normalize": True}]},
         [],
-        "More than one encoding is called 'tape'",
+        "Two encodings are called 'tape'",
     ),
     "labels alike": (
         {"encodings": [{"kind": "tape", "label": "a b"}, {"kind": "rope", "label": "a-b"}]},
         [],
-        "More than one encoding is called 'a-b'",
+        "Two encodings are called 'a-b'",
     ),
     "seeds": ({}, ["seeds=3"], "seeds is 3; it must be a list, for example [1, 2]"),
     "element of a list": ({}, ["seeds=[1, x]"], "seeds is [1, 'x']; it must be a list"),
@@ -198,13 +198,13 @@ WRONG = {
     "steps beyond counting": ({}, ["train.steps=9223372036854775808"], "from 1 to 1e+12"),
     "seed beyond numpy's": ({}, ["seeds=[4294967296]"], "below 4294967296"),
     "choice": ({}, ["train.schedule=cosin"], "one of 'cosine', 'linear', 'constant'. Did you mean 'cosine'?"),
-    "same seed twice": ({}, ["seeds=[1, 1]"], "names a seed twice"),
+    "same seed twice": ({}, ["seeds=[1, 1]"], "repeats a seed"),
     "seeds of one": ({"encodings": [{"kind": "tape", "seeds": []}]}, [], "is not a list of seeds"),
-    "claims": ({"claims": {"rope": 3}}, [], "claims: 'rope' must hold metrics and their numbers"),
+    "claims": ({"claims": {"rope": 3}}, [], "claims: 'rope' must map metrics to numbers"),
     "share": ({}, ["evaluation.share=0"], "it must be a number above 0 and at most 1"),
     "override": ({}, ["train.steps"], "Cannot parse 'train.steps'; write key=value"),
     "override into nothing": ({}, ["encodings.a=3"], "encodings is ['rope', 'tape'], not a dictionary"),
-    "override that is no YAML": ({}, ["seeds=[1"], "is not YAML"),
+    "override that is no YAML": ({}, ["seeds=[1"], "is not valid YAML"),
     "learned table": (
         {"encodings": [{"kind": "learned", "num_positions": 8}]},
         [],
@@ -299,7 +299,7 @@ def test_what_became_of_the_data_is_told(books, recipe_file, tmp_path):
     task = {"name": "text", "length": 64, "cache": str(tmp_path)}
     task |= {part: str(books / f"{part}.txt") for part in ("train", "valid")}
     plan = make_plan(load_recipe(recipe_file(task=task)))
-    assert "1 documents, 11,801 tokens in 185 rows" in plan.data
+    assert "1 document, 11,801 tokens in 185 rows" in plan.data
     result = runner.invoke(app, ["train", recipe_file(task=task), "--dry-run"])
     assert "11,801 tokens" in result.output
     assert plan.configs["tape"].trained_length == 64
@@ -328,7 +328,7 @@ def test_files_that_are_no_recipes(tmp_path):
         load_recipe(tmp_path)
     for text, message in (
         ("- a list", "must be a dictionary of settings; it is list"),
-        ("a: [1", "line 1 is not YAML"),
+        ("a: [1", "line 1 is not valid YAML"),
         ("train: {}\ntrain: {}", "the key 'train' is given twice"),
     ):
         (tmp_path / "wrong.yaml").write_text(text)
@@ -340,7 +340,7 @@ def test_batches_that_processes_cannot_share_are_refused_before_any_work(recipe_
     monkeypatch.setenv("WORLD_SIZE", "3")
     for override, message in (
         ("train.batch_size=4", "cannot be split over 3"),
-        ("train.minutes=1", "works with one process only"),
+        ("train.minutes=1", "needs a single process"),
     ):
         command = ["train", recipe_file(), "train.batch_size=6", override, "--out", str(tmp_path / "out")]
         result = runner.invoke(app, command)

@@ -69,7 +69,9 @@ def test_an_interrupt_ends_with_the_command_that_continues(command, more, here, 
     monkeypatch.setattr(single, "score", interrupt)
     said = invoke(*words, code=130)
     kept = (
-        "The checkpoint of step 4 in out is kept." if command == "train" else "0 of 2 runs, and checkpoints of 1 more"
+        "Kept the checkpoint of step 4 in out."
+        if command == "train"
+        else "Kept 0 of 2 runs, and checkpoints of 1 more in"
     )
     assert f"Interrupted. {kept}" in said
     assert (

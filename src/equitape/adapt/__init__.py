@@ -1,4 +1,4 @@
-"""Pretrained checkpoints in, adapted models out: the same outputs until trained."""
+"""Adapt pretrained checkpoints. An adapted model has the same outputs until it is trained."""
 
 from typing import TYPE_CHECKING
 

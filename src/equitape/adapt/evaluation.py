@@ -1,7 +1,7 @@
-"""Perplexity of an adapted model on several texts at several lengths, before training and after.
+"""Perplexity of an adapted model on several texts and lengths, before and after training.
 
-Every length scores the same tokens of a text: pieces as long as the longest length, of the documents that hold one. So
-lengths differ in context alone.
+Every length scores the same tokens of a text: pieces of the longest length, from documents that contain one. So lengths
+differ only in context.
 """
 
 from collections.abc import Callable
@@ -15,18 +15,18 @@ from ..tasks.perplexity import perplexity, spread_over_documents
 from .settings import EvalSettings
 
 TRAINED_ON = "training data"
-"""What is scored when no other text is named."""
+"""Name of the scored text if none is given."""
 
 
 def check_lengths(stores: dict[str, TokenStore], lengths: tuple[int, ...]) -> None:
-    """Refuse, before hours of training, a text without a single window of some length."""
+    """Raise ValueError, before hours of training, if a text has no window of some length."""
     for name, store in stores.items():
         longest = int(store.lengths.max())
         for length in lengths:
             if longest <= length:
                 raise ValueError(
-                    f"No document of {name!r} has the {length + 1} tokens that perplexity at {length} needs; the "
-                    f"longest has {longest}. Leave out that length, or name longer documents."
+                    f"Perplexity at length {length} needs a document of {length + 1} tokens; in {name!r}, the "
+                    f"longest has {longest}. Remove that length, or give longer documents."
                 )
 
 
@@ -38,9 +38,9 @@ def score(
     bf16: bool,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> list[dict[str, Any]]:
-    """One entry for each text and length. bf16: run under autocast, as training does.
+    """One entry per text and length. bf16: run under autocast, as in training.
 
-    progress: called with (what is scored, windows done, windows in all).
+    progress: called with (what is scored, windows done, total windows).
     """
     device = next(model.parameters()).device
     entries = []
@@ -72,12 +72,12 @@ def score(
 
 
 def is_current(before: Any) -> bool:
-    """Whether scores from a file are of the tokens that `score` takes; older versions took others at each length."""
+    """Whether stored scores are of the tokens that `score` uses; older versions used others at each length."""
     return isinstance(before, list) and all("piece" in entry for entry in before)
 
 
 def beside(before: list[dict[str, Any]], after: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
-    """Both in one list: perplexity_before, perplexity_after (None where training did not end well)."""
+    """Join both lists: perplexity_before, perplexity_after (None if training failed)."""
     joined = []
     for number, entry in enumerate(before):
         later = after[number] if after is not None else {"perplexity": None, "loss": None}

@@ -1,11 +1,11 @@
-"""A fine-tuning run: an adapted model trained on packed documents, scored before and after, written as an adapter.
+"""Fine-tuning: train an adapted model on packed documents, score it before and after, and write an adapter.
 
-The folder of a run holds
+A run folder holds
 
-    run.json           what decides the run; --resume refuses another
+    run.json           settings that affect the result; --resume requires the same
     before.json        perplexities at the start
-    log.jsonl          a line for each step
-    checkpoints/       the trained tensors and the optimizer, while the run goes on
+    log.jsonl          one line per step
+    checkpoints/       trained tensors and optimizer, until the run ends
     adapter.safetensors, adapter.json, README.md
     loss.png
     results.json       all figures
@@ -57,10 +57,10 @@ def finetune(
     resume: bool = False,
     console: Console | None = None,
 ) -> dict[str, Any]:
-    """Adapt a base, train it, score it, write everything to a folder. Returns what results.json holds.
+    """Adapt a base, train it, score it, and write everything to a folder. Returns the content of results.json.
 
-    An interrupted run continues from its last checkpoint with `resume`, and neither loses nor repeats a step. Under
-    `accelerate launch` every process calls this with the same arguments.
+    With `resume`, an interrupted run continues from its last checkpoint, without losing or repeating a step. Under
+    `accelerate launch`, every process calls this with the same arguments.
     """
     if not resume:
         check_folder(out, "run", RUN, list, resume=False)
@@ -109,7 +109,7 @@ def _finetune(
     if finished is not None:
         if processes.is_main_process:
             remove_checkpoints(out)
-            progress.console.print(f"The run in {out} was finished already.", highlight=False)
+            progress.console.print(f"The run in {out} is already finished.", highlight=False)
         return finished
     if processes.is_main_process:
         write_json(out / RUN, identity)
@@ -155,17 +155,17 @@ def _finetune(
 
 
 def widen_trained(model: EquitapeForCausalLM) -> None:
-    """Hold what trains in float32: a small step is lost in bfloat16. The frozen rest stays as narrow as it is."""
+    """Keep trained tensors in float32: bfloat16 loses small updates. Frozen tensors keep their dtype."""
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.to(torch.float32)
     for _, layer in lora_layers(model):
-        # peft would copy the inputs to float32, and autocast back again
+        # peft would cast the inputs to float32, and autocast would cast them back
         layer.cast_input_dtype_enabled = False
 
 
 def read_data(settings: FinetuneSettings, tokenizer: Any, length: int) -> tuple[PackedDataset, dict[str, TokenStore]]:
-    """Rows to train on, and the texts to score by name."""
+    """Training rows, and the texts to score by name."""
     store = build_tokens(settings.data, tokenizer, settings.cache)
     rows = PackedDataset(
         store,
@@ -176,24 +176,24 @@ def read_data(settings: FinetuneSettings, tokenizer: Any, length: int) -> tuple[
     )
     if rows.report.tokens < length:
         raise ValueError(
-            f"The data holds {rows.report.tokens:,} tokens, too few for one row of {length:,}; give more text, or "
-            f"shorter rows by row_length or the context."
+            f"The data has {rows.report.tokens:,} tokens, too few for one row of {length:,}; give more text, or "
+            f"shorter rows with row_length or the context."
         )
     texts = {name: build_tokens(source, tokenizer, settings.cache) for name, source in settings.evaluation.data.items()}
     return rows, texts or {TRAINED_ON: store}
 
 
 def describe_texts(overlaps: dict[str, Overlap]) -> list[str]:
-    """What to warn of where texts to score were trained on. overlaps: of each text; none if no text was named."""
+    """Warnings about scored texts that were trained on. overlaps: of each text; empty if no text was given."""
     if not overlaps:
         return [
-            "No text to score was named, so perplexity is that of the training data; name another with --eval-data."
+            "No text to score was given, so perplexity is that of the training data; give another with --eval-data."
         ]
     return [said for name, found in overlaps.items() if (said := describe_overlap(name, found))]
 
 
 def describe_run(adaptation: Adaptation, settings: FinetuneSettings, rows: PackedDataset) -> dict[str, Any]:
-    """Everything that decides which weights come out."""
+    """All settings that affect the trained weights."""
     train = {key: value for key, value in settings.train.to_dict().items() if key not in UNIMPORTANT}
     content = {
         "adapt": adaptation.settings.to_dict(),
@@ -205,10 +205,10 @@ def describe_run(adaptation: Adaptation, settings: FinetuneSettings, rows: Packe
 
 
 def differences(out: Path, identity: dict[str, Any]) -> list[Difference]:
-    """Settings in which a run differs from the one in a folder."""
+    """Settings that differ between a run and the one in a folder."""
     old = read_json(out / RUN)
     if not isinstance(old, dict):
-        raise ValueError(f"{out / RUN} cannot be read; choose another folder.")
+        raise ValueError(f"Cannot read {out / RUN}; choose another folder.")
     if "architecture" in old.get("base", {}):
         old["base"]["architecture"] = complete_architecture(old["base"]["architecture"])
     if isinstance(old.get("train"), dict):
@@ -219,7 +219,7 @@ def differences(out: Path, identity: dict[str, Any]) -> list[Difference]:
 
 @contextmanager
 def only_trained_in_checkpoints(model: AdaptedForCausalLM) -> Iterator[None]:
-    """While training, a checkpoint holds the trained tensors alone; the rest is in the base, which does not change."""
+    """Save only trained tensors in checkpoints; the base does not change."""
     model.saves_trained_only = True
     try:
         yield
@@ -236,7 +236,7 @@ def describe_results(
     scores: list[dict[str, Any]],
     context: int,
 ) -> dict[str, Any]:
-    """What results.json holds; also puts data and settings into what the adapter remembers."""
+    """The content of results.json; also adds data and settings to the adapter's description."""
     trained = summarize_training(model)
     run = asdict(result)
     adaptation.training = plain(
@@ -275,12 +275,12 @@ def describe_results(
 
 
 def name_score(entry: dict[str, Any]) -> str:
-    """What a perplexity is called in logs and cards."""
+    """The name of a perplexity in logs and cards."""
     return f"perplexity of {entry['data']} at {entry['length']}"
 
 
 def write_run(model: EquitapeForCausalLM, out: Path, report: dict[str, Any]) -> None:
-    """Write adapter and figures, and delete the checkpoints of a finished run."""
+    """Write the adapter and figures, and delete the checkpoints of a finished run."""
     if report["status"] == "done":
         save_adapter(model, out)
     write_json(out / RESULTS, report)
@@ -289,12 +289,12 @@ def write_run(model: EquitapeForCausalLM, out: Path, report: dict[str, Any]) -> 
 
 
 def remove_checkpoints(out: Path) -> None:
-    """Delete what a finished run does not need: the adapter holds its weights."""
+    """Delete what a finished run does not need; the adapter has its weights."""
     checkpoints.discard(out)
     shutil.rmtree(out / MODEL, ignore_errors=True)
 
 
 def read_finished(out: Path) -> dict[str, Any] | None:
-    """The results of a run that has ended well."""
+    """The results of a finished run."""
     results = read_json(out / RESULTS)
     return results if results is not None and results["status"] == "done" else None

@@ -1,4 +1,4 @@
-"""What adapting did, on a terminal."""
+"""Printing adapted models and fine-tuning results on a terminal."""
 
 from typing import Any
 
@@ -10,10 +10,11 @@ from ..model import EquitapeForCausalLM
 from ..pretrained.longlora import ShiftedSparseAttention
 from ..pretrained.methods import summarize_training
 from ..pretrained.settings import adaptation_of
+from ..registry import counted
 
 
 def show_model(model: EquitapeForCausalLM, console: Console) -> None:
-    """The base, the method, and what it trains."""
+    """Print the base, the method, and what it trains."""
     adaptation = adaptation_of(model)
     settings = adaptation.settings
     assert isinstance(model.config.encoding, dict)
@@ -32,14 +33,14 @@ def show_model(model: EquitapeForCausalLM, console: Console) -> None:
     if isinstance(attention, ShiftedSparseAttention):
         seen = f"shifted groups of {attention.group_size:,} tokens"
         if not interpolated:
-            seen += "; larger distances learn nothing unless positions are interpolated (--scaling linear)"
+            seen += "; larger distances are not trained unless positions are interpolated (--scaling linear)"
         table.add_row("while training", seen)
     table.add_row("trains", str(summarize_training(model)))
     console.print(table)
 
 
 def show_results(report: dict[str, Any], console: Console) -> None:
-    """What a fine-tuning run came to."""
+    """Print the result of a fine-tuning run."""
     run, trained = report["run"], report["trained"]
     if report["status"] != "done":
         console.print(f"[red]{escape(report['status'])}:[/red] {escape(report['note'])}")
@@ -54,6 +55,6 @@ def show_results(report: dict[str, Any], console: Console) -> None:
     speed = f"{run['tokens_per_second']:,.0f} tokens/s"
     memory = "" if run["peak_mib"] is None else f", {run['peak_mib']:,.0f} MiB at most"
     console.print(
-        f"Trained {trained['parameters']:,} parameters ({trained['share']:.3%} of the model) for {run['steps']:,} "
-        f"steps, {run['tokens']:,} tokens, {run['seconds']:.0f} s ({speed}{memory})."
+        f"Trained {trained['parameters']:,} parameters ({trained['share']:.3%} of the model) for "
+        f"{counted(run['steps'], 'step')}, {run['tokens']:,} tokens, {run['seconds']:.0f} s ({speed}{memory})."
     )

@@ -1,4 +1,4 @@
-"""Speed and memory: what an encoding costs in an attention layer, a training step, a prefill and a decoding step."""
+"""Speed and memory of an encoding in an attention layer, a training step, a prefill and a decoding step."""
 
 from .shapes import SHAPES, WORKLOADS, BenchSettings, Shape
 

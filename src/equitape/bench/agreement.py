@@ -1,8 +1,8 @@
-"""Every run is compared with a reference before it is timed, so that no wrong result gets a time.
+"""Compare every run with a reference before timing it, so that no wrong result is timed.
 
-The reference has the same weights and inputs, rounded to the timed dtype, and computes in higher precision with unfused
-attention and kernels, not compiled. A run may have twice the error of unfused attention in the timed dtype. Errors are
-norms of differences divided by norms.
+The reference uses the same weights and inputs, rounded to the timed dtype. It computes in higher precision with
+unfused attention and kernels, uncompiled. A run may have twice the error of unfused attention in the timed dtype.
+Errors are relative norms of differences.
 """
 
 import contextlib
@@ -18,9 +18,9 @@ from .measure import free_memory
 from .workloads import Case, Outputs, PreparedRun, Variant, build
 
 SMALLEST = 64
-# scores of one layer, written out, of which a reference holds several copies at a time
+# memory of the scores of one layer, of which a reference holds several copies at once
 SCORE_BYTES = {"cuda": 8 * 2**30, "cpu": 2**28}
-# a comparison that lets more than this pass would prove nothing
+# a tolerance above this would prove nothing
 MOST_ALLOWED = 0.25
 
 
@@ -29,9 +29,9 @@ class DisagreementError(Exception):
 
 
 def checked_run(case: Case, variant: Variant) -> tuple[PreparedRun, str]:
-    """A prepared case whose outputs agree with the reference, and a note where a smaller size was compared.
+    """Prepare a case and check that its outputs agree with the reference. Adds a note if a smaller size was compared.
 
-    The size is smaller where the reference does not fit into memory: first fewer sequences, then shorter ones.
+    The size is reduced if the reference does not fit in memory: first fewer sequences, then shorter ones.
     Raises DisagreementError.
     """
     size, expected, allowed = _reference(case)
@@ -47,7 +47,7 @@ def checked_run(case: Case, variant: Variant) -> tuple[PreparedRun, str]:
 
 
 def _reference(case: Case) -> tuple[Case, Outputs, dict[str, float]]:
-    """The size that fits, the reference's outputs there, and the error that each of them may have."""
+    """The size that fits, the reference's outputs at that size, and the allowed error of each output."""
     size = case
     while score_bytes(size) > SCORE_BYTES[case.device.type] and smaller(size) != size:
         size = smaller(size)
@@ -61,10 +61,10 @@ def _reference(case: Case) -> tuple[Case, Outputs, dict[str, float]]:
         except RuntimeError as error:
             if not is_out_of_memory(error) or smaller(size) == size:
                 raise
-        # out here the error, and the tensors its frames held, are gone
+        # here the error, and the tensors its frames held, are released
         free_memory()
         size = smaller(size)
-    # an output is rounded once at the end, however it was computed
+    # an output is rounded once at the end, in any implementation
     rounding = torch.finfo(case.dtype).eps / 2
     allowed = {name: min(2 * distance(plain[name], expected[name]), MOST_ALLOWED) + rounding for name in expected}
     return size, expected, allowed
@@ -72,7 +72,7 @@ def _reference(case: Case) -> tuple[Case, Outputs, dict[str, float]]:
 
 @contextlib.contextmanager
 def plain_kernels() -> Iterator[None]:
-    """Our own kernels in plain PyTorch, on any device."""
+    """Use plain PyTorch instead of our kernels, on any device."""
     before = os.environ.get("EQUITAPE_KERNELS")
     os.environ["EQUITAPE_KERNELS"] = "reference"
     try:
@@ -85,25 +85,25 @@ def plain_kernels() -> Iterator[None]:
 
 
 def score_bytes(case: Case) -> int:
-    """Memory of the attention scores of one layer in the reference."""
+    """Memory of one layer's attention scores in the reference."""
     queries = 1 if case.measure == "decode" else case.length
     width = 8 if case.dtype == torch.float32 else 4
     return case.batch * case.shape.num_heads * queries * case.length * width
 
 
 def smaller(case: Case) -> Case:
-    """Half the batch, or half the length of a single sequence; the same when that is short already."""
+    """Half the batch, or half the length of a single sequence; unchanged if that is already short."""
     if case.batch > 1:
         return replace(case, batch=case.batch // 2)
     return replace(case, length=max(min(case.length, SMALLEST), case.length // 2))
 
 
 def compare(found: Outputs, expected: Outputs, allowed: dict[str, float]) -> list[str]:
-    """One sentence for each output that is missing or too far off; NaN is too far off."""
+    """One sentence per output that is missing or too far off; NaN is too far off."""
     complaints = []
     for name, tensors in expected.items():
         if name not in found or [each.shape for each in found[name]] != [each.shape for each in tensors]:
-            complaints.append(f"{name}: missing or of another shape")
+            complaints.append(f"{name}: missing or of a different shape")
             continue
         error = distance(found[name], tensors)
         if not error <= allowed[name]:
@@ -112,7 +112,7 @@ def compare(found: Outputs, expected: Outputs, allowed: dict[str, float]) -> lis
 
 
 def distance(found: list[Tensor], expected: list[Tensor]) -> float:
-    """Norm of the difference over the norm of what is expected, all tensors taken as one vector."""
+    """Norm of the difference over the norm of the expected tensors, all taken as one vector."""
     difference = sum(float((a.double() - b.double()).square().sum()) for a, b in zip(found, expected, strict=True))
     norm = sum(float(each.double().square().sum()) for each in expected)
     return (difference / norm) ** 0.5 if norm else float("inf") if difference else 0.0

@@ -1,4 +1,4 @@
-"""Time, memory and operations of a prepared."""
+"""Time, memory and operations of a prepared case."""
 
 import gc
 import statistics
@@ -16,7 +16,7 @@ SLEEP_CYCLES = 4_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """Milliseconds of the runs in their order, and the peak of allocated memory (CUDA only)."""
+    """Milliseconds of each run in order, and peak allocated memory (CUDA only)."""
 
     milliseconds: list[float]
     peak_mib: float | None = None
@@ -27,7 +27,7 @@ class Timing:
 
     @property
     def spread(self) -> tuple[float, float]:
-        """The tenth and the ninetieth percentile."""
+        """The 10th and 90th percentiles."""
         if len(self.milliseconds) == 1:
             return self.milliseconds[0], self.milliseconds[0]
         tenths = statistics.quantiles(self.milliseconds, n=10, method="inclusive")
@@ -35,7 +35,7 @@ class Timing:
 
 
 def time_run(prepared: PreparedRun, case: Case, runs: int, warm_up: int) -> Timing:
-    """Warm up, then time `runs` runs one by one, each on the next set of inputs."""
+    """Warm up, then time `runs` runs, each on the next set of inputs."""
     on_cuda = case.device.type == "cuda"
     for index in range(warm_up):
         prepared.before(index % case.input_sets)
@@ -60,7 +60,7 @@ def _cuda_run(prepared: PreparedRun, index: int) -> float:
     prepared.before(index)
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     if prepared.is_part:
-        # keeps the device busy while the host prepares the launches, as the layers before would in a model
+        # keep the device busy while the host queues launches, as earlier layers would in a model
         torch.cuda._sleep(SLEEP_CYCLES)
     begin.record()
     prepared.call(index)
@@ -70,12 +70,12 @@ def _cuda_run(prepared: PreparedRun, index: int) -> float:
 
 
 def count_operations(case: Case) -> int:
-    """Floating-point operations of one run by torch's counter: matrix products alone, without the saving of causality.
+    """Floating-point operations of one run by torch's counter: matrix products only, without savings by causality.
 
-    Counted on the meta device with unfused attention and kernels, since the counter cannot look into fused ones.
+    Counted on the meta device with unfused attention and kernels, since the counter cannot see inside fused ones.
     """
     nowhere = replace(case, device=torch.device("meta"), input_sets=1)
-    # on the meta device torch's own attention is unfused too; "eager" would be our layout
+    # on the meta device, torch's own attention is unfused too; "eager" would be our layout
     prepared = build(nowhere, Variant(attention="sdpa" if case.encoding == PAPER else "eager", dtype=case.dtype))
     prepared.before(0)
     with FlopCounterMode(display=False) as counter:
@@ -84,7 +84,7 @@ def count_operations(case: Case) -> int:
 
 
 def free_memory() -> None:
-    """Drop compiled code and free memory, so that one encoding leaves nothing behind for the next."""
+    """Drop compiled code and free memory, so that encodings do not affect each other."""
     gc.collect()
     torch._dynamo.reset()
     if torch.cuda.is_available():

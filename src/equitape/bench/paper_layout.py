@@ -1,8 +1,8 @@
-"""TAPE in the layout of the paper's code, as the thing to beat: the same function of the same weights, more work.
+"""TAPE in the layout of the paper's code, as a baseline: the same function of the same weights, with more work.
 
-The position state is a cosine and a sine tensor of full head width, every number held twice; three attention calls
-share queries and keys, with values v, cos and sin; a linear layer over heads follows; the position feed-forward part
-mixes each token's state up to I channels and down again.
+The position state is a cosine and a sine tensor of full head width, with every number stored twice. Three attention
+calls share queries and keys, with values v, cos and sin. A linear layer over heads follows. The position feed-forward
+layer maps each token's state up to I channels and down again.
 
 Shapes: B batch, N tokens, H query heads, G key-value heads (the paper has G = H), D head dimension, I mixer size.
 """
@@ -16,24 +16,24 @@ from .parts import AttentionPart
 
 
 def split_state(state: Tensor) -> tuple[Tensor, Tensor]:
-    """Our half-split field [B, G, N, D] as cosine and sine, [B, G, N, D] each."""
+    """Convert our half-split field [B, G, N, D] to cosine and sine, [B, G, N, D] each."""
     real, imaginary = state.chunk(2, dim=-1)
     return torch.cat((real, real), dim=-1), torch.cat((imaginary, imaginary), dim=-1)
 
 
 def join_state(cos: Tensor, sin: Tensor) -> Tensor:
-    """The field again, [B, G, N, D]."""
+    """Convert cosine and sine to the field, [B, G, N, D]."""
     half = cos.shape[-1] // 2
     return torch.cat((cos[..., :half], sin[..., :half]), dim=-1)
 
 
 def join_gradient(cos: Tensor, sin: Tensor) -> Tensor:
-    """The gradient of a field from those of its cosine and sine, whose two copies both came from it; [B, G, N, D]."""
+    """The gradient of a field from those of its cosine and sine, which hold it twice; [B, G, N, D]."""
     return torch.cat([first + second for first, second in (cos.chunk(2, -1), sin.chunk(2, -1))], dim=-1)
 
 
 def turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x cos + rotate_half(x) sin, for x [B, H, N, D] and a state on as many heads or on fewer."""
+    """x cos + rotate_half(x) sin, for x [B, H, N, D] and a state with as many heads or fewer."""
     ratio = x.shape[1] // cos.shape[1]
     if ratio > 1:
         cos, sin = cos.repeat_interleave(ratio, dim=1), sin.repeat_interleave(ratio, dim=1)
@@ -42,7 +42,7 @@ def turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-    """Causal attention [B, H, N, D], with the kernels our own layout gets."""
+    """Causal attention [B, H, N, D], with the same kernels as our layout."""
     if query.is_cuda:
         return cuda_attention(query, key, value, None, 0.0, scaling).transpose(1, 2)
     grouped = query.shape[1] != key.shape[1]
@@ -52,14 +52,14 @@ def attend(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
 
 
 class PaperLayout(nn.Module):
-    """(hidden, cos, sin) -> (attended, cos, sin), with the weights of one of our parts that updates a field."""
+    """(hidden, cos, sin) -> (attended, cos, sin), with the weights of a layer part that updates a field."""
 
     def __init__(self, part: AttentionPart):
         super().__init__()
         self.part = part
         layer = part.attention.encoding
         if not isinstance(layer, TapeLayer) or layer.options.normalize or layer.options.complex_mixing:
-            raise ValueError("The paper's layout is that of encoding 'tape' with its default options.")
+            raise ValueError("The paper's layout needs encoding 'tape' with default options.")
         self.layer = layer
 
     def forward(self, hidden: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""One attention layer with its update of the positional state, cut out of a model.
+"""One attention layer with its update of the positional state, taken from a model.
 
 Shapes: B batch, N tokens, H query heads, G key-value heads, D head dimension, C hidden size.
 """
@@ -14,7 +14,7 @@ from .shapes import Shape
 
 
 class Columns(nn.Module):
-    """Stands in for a projection: selects columns of the input."""
+    """Replaces a projection: selects columns of the input."""
 
     def __init__(self, begin: int, end: int):
         super().__init__()
@@ -27,13 +27,13 @@ class Columns(nn.Module):
 class AttentionPart(nn.Module):
     """(hidden, state) -> (attended, state): the part of a block that depends on the encoding.
 
-    With projections it is the attention layer, its residual and the norm after it, hidden [B, N, C]. Without, the core:
-    hidden [B, N, (H + 2 G) D] holds queries, keys and values, and attended is the output of attention.
+    With projections, it is the attention layer, its residual and the norm after it; hidden is [B, N, C]. Without, it is
+    the core: hidden [B, N, (H + 2 G) D] holds queries, keys and values, and attended is the attention output.
     """
 
     def __init__(self, shape: Shape, kind: str, attention: str, length: int, projections: bool):
         super().__init__()
-        # of two blocks the first updates the state; the last never does
+        # the first of two blocks updates the state; the last never does
         config = shape.config(kind, attention, length, num_hidden_layers=2, vocab_size=8)
         model = EquitapeModel(config)
         block = model.layers[0]
@@ -48,7 +48,9 @@ class AttentionPart(nn.Module):
         if not projections:
             queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
             if queries != shape.hidden_size:
-                raise ValueError(f"Shape {shape.name!r} has heads that do not fill its width; measure 'attention'.")
+                raise ValueError(
+                    f"Shape {shape.name!r} has heads that do not fill its width; measure 'attention' instead."
+                )
             replacements = {
                 "q_proj": Columns(0, queries),
                 "k_proj": Columns(queries, queries + keys),
@@ -61,7 +63,7 @@ class AttentionPart(nn.Module):
 
     @torch.no_grad()
     def initial_state(self, hidden: Tensor) -> Tensor | None:
-        """Compute positions and masks, which a model does once for all layers; returns the first state."""
+        """Compute positions and masks, once for all layers as in a model; returns the initial state."""
         positions = build_positions(self.encoding, hidden, None, None, None, None)
         masks = build_masks(self.config, self.encoding, hidden, None, positions, None)
         self.attention_mask = next(iter(masks.values()))
@@ -69,7 +71,7 @@ class AttentionPart(nn.Module):
         return self.encoding("initial_state", self.positions, hidden.dtype)
 
     def finish(self, hidden: Tensor, output: Tensor) -> Tensor:
-        """What the rest of the block reads of attention's output [B, N, C]."""
+        """What the rest of the block reads of the attention output [B, N, C]."""
         return output if self.norm is None else self.norm(hidden + output)
 
     def forward(self, hidden: Tensor, state: Tensor | None) -> tuple[Tensor, ...]:

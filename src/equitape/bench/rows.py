@@ -1,4 +1,4 @@
-"""Results of the benchmark as rows, in JSON and in a CSV file. report/benchmark.py shows them as a table and a plot."""
+"""Benchmark results as rows, in JSON and CSV. report/benchmark.py shows them as a table and a plot."""
 
 import csv
 import datetime
@@ -16,14 +16,14 @@ from ..runs.environment import find_commit, package_version
 OK, DISAGREES, OUT_OF_MEMORY, FAILED = "ok", "disagrees", "out of memory", "failed"
 AGAIN = " (again)"
 PICTURES = (".png", ".pdf", ".svg", ".eps", ".jpg", ".jpeg", ".tif", ".tiff", ".webp")
-"""Endings of files that a plot can be written to."""
+"""File extensions for plots."""
 UNSTEADY = 0.5
-"""From the tenth to the ninetieth percentile, times may differ by this share of their median."""
+"""Times are steady if the 10th to 90th percentiles span at most this fraction of the median."""
 
 
 @dataclass(kw_only=True)
 class Row:
-    """One measurement and everything that identifies it; the fields are the columns of the CSV file."""
+    """One measurement with its settings; the fields are the CSV columns."""
 
     date: str
     commit: str
@@ -42,7 +42,7 @@ class Row:
     ms_low: float | None = None
     ms_high: float | None = None
     ratio: float | None = None
-    """The median divided by RoPE's, which is measured first in the same run."""
+    """The median divided by RoPE's median, measured first in the same run."""
     peak_mib: float | None = None
     params: int | None = None
     gflops: float | None = None
@@ -52,19 +52,19 @@ class Row:
 
     @property
     def group(self) -> tuple[str, int, int]:
-        """Rows of one group are compared with each other."""
+        """Rows with equal groups are compared."""
         return self.workload, self.batch, self.length
 
     @property
     def spread(self) -> tuple[float, float] | None:
-        """The tenth and the ninetieth percentile as shares of the median, below and above it."""
+        """The 10th and 90th percentiles as fractions of the median, below and above it."""
         if not (self.ms_median and self.ms_low and self.ms_high):
             return None
         return self.ms_low / self.ms_median - 1, self.ms_high / self.ms_median - 1
 
     @property
     def unsteady(self) -> bool:
-        """Whether the times spread so much that the median says little."""
+        """Whether times vary too much for the median to be meaningful."""
         return self.spread is not None and self.spread[1] - self.spread[0] > UNSTEADY
 
 
@@ -84,7 +84,7 @@ def environment(device: torch.device) -> dict[str, str]:
 
 
 def drifts(rows: Sequence[Row]) -> dict[tuple[str, int, int], float]:
-    """How much slower RoPE was the second time, for each group where it ran twice, as a fraction."""
+    """How much slower RoPE's second measurement was, as a fraction, for each group with two."""
     found = {}
     for row in rows:
         if row.encoding.endswith(AGAIN) and row.ratio is not None:
@@ -104,36 +104,36 @@ def to_json(rows: Sequence[Row]) -> str:
 
 
 def check_csv(path: Path) -> None:
-    """Refuse a file that cannot be written or has other columns."""
+    """Raise ValueError for a file that is not writable or has other columns."""
     check_place(path)
     if path.exists() and path.stat().st_size:
         with path.open(newline="", errors="replace") as file:
             header = next(csv.reader([file.readline()]), [])
         if header != COLUMNS:
-            raise ValueError(f"{str(path)!r} has other columns than this benchmark writes; name a new file.")
+            raise ValueError(f"{str(path)!r} has different columns from this benchmark; choose a new file.")
 
 
 def check_plot(path: Path) -> None:
-    """Refuse a plot that could not be written, before anything is measured."""
+    """Raise ValueError for an unwritable plot file before anything is measured."""
     check_place(path)
     if path.suffix.lower() not in PICTURES:
-        raise ValueError(f"Cannot write a plot to {str(path)!r}; its name must end in one of {', '.join(PICTURES)}.")
+        raise ValueError(f"Cannot write a plot to {str(path)!r}; the name must end in one of {', '.join(PICTURES)}.")
 
 
 def check_place(path: Path) -> None:
-    """Refuse a path where no file can be written."""
+    """Raise ValueError for a path that is not writable."""
     if path.is_dir():
-        raise ValueError(f"{str(path)!r} is a folder; give the name of a file.")
+        raise ValueError(f"{str(path)!r} is a folder; give a file name.")
     if not path.parent.is_dir():
         raise ValueError(
-            f"{str(path)!r} cannot be written: the folder {str(path.parent)!r} does not exist; create it first."
+            f"Cannot write {str(path)!r}: the folder {str(path.parent)!r} does not exist; create it first."
         )
     if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise ValueError(f"{str(path)!r} cannot be written to; name another file.")
+        raise ValueError(f"Cannot write to {str(path)!r}; choose another file.")
 
 
 def append_csv(path: Path, row: Row) -> None:
-    """Add a line to a CSV file; a new file gets its header first."""
+    """Append a line to a CSV file; write the header to a new file."""
     fresh = not path.exists() or not path.stat().st_size
     with path.open("a", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")

@@ -14,7 +14,7 @@ from .workloads import MEASURES, Case, Variant
 
 
 def run(settings: BenchSettings, console: Console) -> Iterator[Row]:
-    """Measure everything the settings ask for, row by row; a row is in the CSV file as soon as it is measured."""
+    """Measure what the settings ask for. Each row is written to the CSV file as soon as it is measured."""
     about = environment(settings.torch_device)
     references: dict[tuple[str, int, int], float] = {}
     for case, repeated in list_cases(settings):
@@ -29,14 +29,14 @@ def run(settings: BenchSettings, console: Console) -> Iterator[Row]:
         if settings.csv is not None:
             append_csv(settings.csv, row)
         if not console.is_terminal:
-            # a log is read while it grows
+            # show progress in logs
             found = row.status if row.ms_median is None else f"{row.ms_median:.3f} ms"
             console.print(f"{row.workload}, {row.encoding}, {row.batch} x {row.length}: {found}", highlight=False)
         yield row
 
 
 def list_cases(settings: BenchSettings) -> Iterator[tuple[Case, bool]]:
-    """All cases in the order of measurement; cases to compare follow each other. True marks RoPE's second turn."""
+    """All cases in order of measurement; cases to compare are adjacent. True marks RoPE's second measurement."""
     for workload in settings.workloads:
         lengths = settings.all_cache_lengths if workload == "decode" else settings.all_lengths
         for measured in MEASURES[workload]:
@@ -59,7 +59,7 @@ def list_cases(settings: BenchSettings) -> Iterator[tuple[Case, bool]]:
 
 
 def measure(case: Case, name: str, settings: BenchSettings, about: dict[str, Any]) -> Row:
-    """One row. A case that disagrees with the reference, runs out of memory or fails gets a row without a time."""
+    """One row. A case that disagrees with the reference, runs out of memory or fails has no time."""
     row = Row(
         **about,
         dtype=str(case.dtype).removeprefix("torch."),
@@ -75,7 +75,7 @@ def measure(case: Case, name: str, settings: BenchSettings, about: dict[str, Any
     except DisagreementError as error:
         row.status, row.note = DISAGREES, str(error)
     except Exception as error:
-        # one encoding that cannot run must not cost the others their rows
+        # a failing encoding must not stop the others
         if is_out_of_memory(error):
             row.status = OUT_OF_MEMORY
         else:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ..model import EquitapeConfig
 
 PAPER = "tape-paper"
-"""TAPE computed the way the paper lays it out, for parts of a layer only."""
+"""TAPE computed in the paper's layout, for parts of a layer only."""
 DEFAULT_ENCODINGS = ("rope", "nope", "alibi", "t5", "fire", "cope", "tape", PAPER)
 Workload = Literal["attention", "core", "train", "prefill", "decode"]
 WORKLOADS: tuple[Workload, ...] = get_args(Workload)
@@ -24,7 +24,7 @@ MIN_RUNS = 20
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """Sizes of a decoder, under the name rows are filed by."""
+    """Sizes of a decoder, with the name used in rows."""
 
     name: str
     hidden_size: int
@@ -37,7 +37,7 @@ class Shape:
     tied: bool = False
 
     def config(self, kind: str, attention: str, max_positions: int, **changes: Any) -> "EquitapeConfig":
-        """The configuration of a model of these sizes with an encoding and an attention implementation."""
+        """The configuration of a model of these sizes, with an encoding and an attention implementation."""
         sizes = {
             "vocab_size": self.vocab_size,
             "hidden_size": self.hidden_size,
@@ -56,7 +56,7 @@ class Shape:
         return EquitapeConfig(**{**sizes, **changes}, encoding=kind, attn_implementation=attention)
 
     def resized(self, layers: int | None, width: int | None) -> "Shape":
-        """The same with another depth or width; heads keep their size, the feed-forward part its proportion."""
+        """The shape with another depth or width; head size and feed-forward proportion stay."""
         shape = self
         if layers is not None:
             shape = replace(shape, name=f"{shape.name}, {layers} layers", num_layers=layers)
@@ -64,7 +64,7 @@ class Shape:
             step = self.head_dim * (self.num_heads // self.num_kv_heads)
             if width < step or width % step:
                 raise ValueError(
-                    f"Width {width} does not fit shape {self.name!r}: it must be a multiple of {step}, the channels of "
+                    f"Width {width} does not fit shape {self.name!r}: it must be a multiple of {step}, the width of "
                     f"the query heads that share a key-value head."
                 )
             shape = replace(
@@ -103,7 +103,7 @@ SHAPES = {
 
 @dataclass(frozen=True, kw_only=True)
 class BenchSettings(Settings):
-    """What to measure and how. Sizes follow the device by default: the 155m shape on CUDA, a tiny one on the CPU."""
+    """What to measure. By default, sizes depend on the device: the 155m shape on CUDA, a tiny one on the CPU."""
 
     shape: Literal["tiny", "155m", "smollm2-135m", "1.1b"] | None = None
     """Model size. Default: 155m on CUDA, tiny on the CPU."""
@@ -112,39 +112,39 @@ class BenchSettings(Settings):
     width: Annotated[int, Ge(1)] | None = None
     """Hidden size. Default: the shape's."""
     workloads: tuple[Workload, ...] = WORKLOADS
-    """What to time: an attention layer, its core without the projections, a training step, a prefill, a decoding step.
+    """What to time: an attention layer, its core without projections, a training step, a prefill, a decoding step.
     Default: all."""
     encodings: tuple[str, ...] | None = None
-    """Encoding, or tape-paper: TAPE in the paper's layout, for attention and core. Default: eight of them."""
+    """Encoding, or tape-paper: TAPE in the paper's layout, for attention and core. Default: eight encodings."""
     lengths: tuple[Annotated[int, Ge(2)], ...] | None = None
     """Tokens per sequence. Default: 1024 on CUDA, 128 on the CPU."""
     cache_lengths: tuple[Annotated[int, Ge(2)], ...] | None = None
-    """Tokens that a decoding step attends to. Default: as --length."""
+    """Tokens that a decoding step attends to. Default: --length."""
     batches: tuple[Annotated[int, Ge(1)], ...] | None = None
     """Sequences per batch. Default: 16 on CUDA, 2 on the CPU."""
     dtype: Literal["bfloat16", "float16", "float32"] | None = None
-    """Type of weights and activations. Default: bfloat16 on CUDA, float32 on the CPU."""
+    """Dtype of weights and activations. Default: bfloat16 on CUDA, float32 on the CPU."""
     compile: bool | None = None
-    """Use torch.compile, and CUDA graphs to decode. Default: on CUDA only."""
+    """Use torch.compile, and CUDA graphs for decoding. Default: on CUDA only."""
     graphs: bool = False
-    """Run training steps and prefills as CUDA graphs too, as torch.compile's mode reduce-overhead does: times without
-    waiting for the host. CUDA only."""
+    """Also run training steps and prefills as CUDA graphs, as torch.compile's mode reduce-overhead does, to measure
+    without host overhead. CUDA only."""
     runs: int | None = None
-    """Timed runs of each measurement. Default: 20; fewer only with --quick."""
+    """Timed runs per measurement. Default: 20; fewer only with --quick."""
     quick: bool = False
-    """Time a few runs only, to see whether it works."""
+    """Time only a few runs, as a smoke test."""
     once: bool = False
-    """Skip RoPE's second measurement at the end, which shows how steady the machine is."""
+    """Skip RoPE's second measurement at the end, which shows drift of the machine."""
     csv: Path | None = None
-    """Append a line for each measurement to this file."""
+    """Append one line per measurement to this CSV file."""
     plot: Path | None = None
-    """Plot time against length into this picture."""
+    """Write a plot of time against length to this file."""
     device: str | None = None
-    """Where to run. Default: CUDA where there is any, else the CPU."""
+    """Device. Default: CUDA if available, else the CPU."""
     seed: int = 0
     """Seed of weights and inputs."""
     input_sets: int = 4
-    """Runs take turns with these, so that no run finds its inputs in a cache."""
+    """Number of input sets; runs cycle through them, so that no run finds its inputs in a cache."""
 
     def __post_init__(self) -> None:
         import torch
@@ -156,18 +156,18 @@ class BenchSettings(Settings):
             if kind != PAPER and kind not in ENCODINGS:
                 raise ValueError(f"Unknown encoding {kind!r}.{describe_choices(kind, {*ENCODINGS, PAPER})}")
         if not self.workloads:
-            raise ValueError(f"Nothing to measure: choose workloads from {', '.join(WORKLOADS)}.")
+            raise ValueError(f"Nothing to measure; choose workloads from {', '.join(WORKLOADS)}.")
         if self.encodings and PAPER in self.encodings and not set(PARTS) & set(self.workloads):
             raise ValueError(f"{PAPER!r} is a part of a layer, not a model; measure it with workload {PARTS}.")
         if self.graphs and not (self.compiled and self.on_cuda):
-            raise ValueError("CUDA graphs are made of compiled code on CUDA; leave out --graphs, or what forbids that.")
+            raise ValueError("--graphs needs compiled code on CUDA; drop --graphs, or the option that prevents it.")
         if self.num_runs < MIN_RUNS and not self.quick:
-            raise ValueError(f"{self.num_runs} runs are too few for a median; take {MIN_RUNS} or more, or add --quick.")
+            raise ValueError(f"{self.num_runs} runs are too few for a median; use {MIN_RUNS} or more, or add --quick.")
         if self.num_runs < 1 or self.input_sets < 3:
-            raise ValueError("A measurement needs at least one run and three sets of inputs to take turns with.")
+            raise ValueError("A measurement needs at least one run and three sets of inputs.")
         if self.torch_device.type == "cuda" and not torch.cuda.is_available():
-            raise ValueError("This machine has no CUDA device; leave the device out to measure on the CPU.")
-        self.model_shape  # noqa: B018  refuses a width that does not fit
+            raise ValueError("This machine has no CUDA device; drop --device to measure on the CPU.")
+        self.model_shape  # noqa: B018  raises for an invalid width
         if self.csv is not None:
             check_csv(self.csv)
         if self.plot is not None:
@@ -211,7 +211,7 @@ class BenchSettings(Settings):
 
     @property
     def warm_up(self) -> int:
-        """Untimed runs, at least one for every set of inputs."""
+        """Untimed runs, at least one per set of inputs."""
         return self.input_sets if self.quick or not self.on_cuda else max(10, self.input_sets)
 
     @property
@@ -227,7 +227,7 @@ class BenchSettings(Settings):
         return self.batches or ((16,) if self.on_cuda else (2,))
 
     def encodings_for(self, workload: str) -> tuple[str, ...]:
-        """What to measure a workload with: RoPE first where it is asked for, and again last, to show drift."""
+        """Encodings to measure for a workload: RoPE first if requested, and again last, to show drift."""
         chosen = [kind for kind in self.encodings or DEFAULT_ENCODINGS if workload in PARTS or kind != PAPER]
         chosen = list(dict.fromkeys(chosen))
         if "rope" in chosen:

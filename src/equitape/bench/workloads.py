@@ -1,4 +1,4 @@
-"""What is timed: every workload, built so that a reference has exactly the same weights and inputs."""
+"""The timed workloads, built so that a reference has exactly the same weights and inputs."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,21 +23,21 @@ MEASURES = {
     "prefill": ("prefill",),
     "decode": ("decode",),
 }
-"""What is measured for a workload, each with rows of its own."""
+"""What is measured for a workload, each in separate rows."""
 
 Outputs = dict[str, list[Tensor]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One thing to measure. Weights and inputs are drawn from `seed` and rounded to `dtype`."""
+    """One case to measure. Weights and inputs are drawn from `seed` and rounded to `dtype`."""
 
     measure: str
     encoding: str
     shape: Shape
     batch: int
     length: int
-    """Tokens in a sequence; for "decode" the tokens attended to."""
+    """Tokens per sequence; for "decode", the tokens attended to."""
     dtype: torch.dtype
     device: torch.device
     seed: int = 0
@@ -52,7 +52,7 @@ class Variant:
     dtype: torch.dtype
     compiled: bool = False
     graphs: bool = False
-    """Compiled training steps and prefills as CUDA graphs; a compiled decoding step is one anyway."""
+    """Run compiled training steps and prefills as CUDA graphs; compiled decoding always does."""
 
 
 @dataclass(kw_only=True)
@@ -60,21 +60,21 @@ class PreparedRun:
     """A case ready to run."""
 
     call: Callable[[int], Any]
-    """One run on a set of inputs; this is timed."""
+    """One timed run on a set of inputs."""
     outputs: Callable[[], Outputs]
-    """What the run computes, by name, for comparison."""
+    """The outputs of a run by name, for comparison."""
     num_parameters: int
     before: Callable[[int], Any] = lambda index: None
     """Untimed preparation of a run."""
     is_part: bool = False
-    """A part of a layer, which in a model would find the device busy and its launches queued."""
+    """A part of a layer; in a model, the device would be busy and its launches queued."""
     graphs: bool = False
-    """The compiler's CUDA graphs, whose memory torch does not count as theirs."""
+    """Uses the compiler's CUDA graphs, whose memory torch does not attribute to them."""
     note: str = ""
 
 
 def build(case: Case, variant: Variant) -> PreparedRun:
-    """Make a case ready to run."""
+    """Prepare a case."""
     workload = case.measure.removesuffix(BACKWARD)
     if workload in PARTS:
         with torch.device(case.device):
@@ -84,9 +84,10 @@ def build(case: Case, variant: Variant) -> PreparedRun:
 
 @torch.no_grad()
 def randomise_encoding(module: nn.Module) -> None:
-    """Move every parameter of the encoding: many start at zero, where wrong code may compute the right thing.
+    """Perturb every parameter of the encoding: many start at zero, where wrong code may compute the right result.
 
-    The deeper the model the less, or updates add up to a field so large that rounding alone decides the gradients.
+    Deeper models get smaller perturbations; otherwise updates add up to a field so large that rounding dominates the
+    gradients.
     """
     depth = max(1, sum(isinstance(part, LayerEncoding) for part in module.modules()))
     for name, parameter in module.named_parameters():
@@ -111,7 +112,7 @@ def _compile(function: Callable[..., Any], variant: Variant, graphs: bool = Fals
 
 
 def _by_owner(names: list[str], gradients: list[Tensor]) -> Outputs:
-    """Gradients of the encoding's parameters apart: among all others nobody would miss them."""
+    """Gradients with those of the encoding separate: among all others, their errors would be invisible."""
     groups: Outputs = {}
     for name, gradient in zip(names, gradients, strict=True):
         owner = "gradients of the encoding" if "encoding" in name else "gradients"
@@ -120,7 +121,7 @@ def _by_owner(names: list[str], gradients: list[Tensor]) -> Outputs:
 
 
 def _part(case: Case, variant: Variant, projections: bool) -> PreparedRun:
-    # in the paper's layout there is no other reference than our own TAPE
+    # the reference of the paper's layout is our TAPE
     in_layout = case.encoding == PAPER and variant.attention != "eager"
     kind = "tape" if case.encoding == PAPER else case.encoding
     backward = case.measure.endswith(BACKWARD)
@@ -138,13 +139,13 @@ def _part(case: Case, variant: Variant, projections: bool) -> PreparedRun:
             inputs.append((hidden.requires_grad_(backward), start))
             continue
         assert start is not None
-        # as in the middle of a model: of every token its own, and trained through
+        # as in the middle of a model: a different state per token, with gradients
         full = (case.batch, *start.shape[1:])
         state = (start + 0.3 * torch.randn(full)).to(case.dtype).to(variant.dtype)
         grad_output = _draw(case, variant, *full)
         states = split_state(state) if in_layout else (state,)
         inputs.append(tuple(each.requires_grad_(backward) for each in (hidden, *states)))
-        # the paper's layout holds every number twice, so each copy gets half of the gradient
+        # the paper's layout holds every number twice, so each copy gets half the gradient
         grad_outputs[-1] += [each / 2 for each in split_state(grad_output)] if in_layout else [grad_output]
     function = _compile(PaperLayout(part) if in_layout else part, variant)
     num_parameters = len(list(part.parameters()))
@@ -185,7 +186,7 @@ def _part(case: Case, variant: Variant, projections: bool) -> PreparedRun:
 
 
 def _model(case: Case, variant: Variant) -> tuple[EquitapeForCausalLM, list[Tensor]]:
-    """A model and its sets of tokens [B, N], or [B, 1] to decode."""
+    """A model and its sets of tokens [B, N], or [B, 1] for decoding."""
     columns = 1 if case.measure == "decode" else case.length
     with torch.device(case.device):
         torch.manual_seed(case.seed)
@@ -200,13 +201,13 @@ def _train(case: Case, variant: Variant) -> PreparedRun:
     model, tokens = _model(case, variant)
     model.train()
     if variant.attention == "eager" and case.device.type != "meta":
-        # only ever a reference, which may take its time but not all the memory
+        # only used as a reference, which may be slow but must save memory
         model.gradient_checkpointing_enable()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=case.device.type == "cuda")
     loss_of = _compile(lambda ids: model(input_ids=ids, labels=ids, use_cache=False).loss, variant, variant.graphs)
 
     def call(index: int) -> None:
-        # what a graph has put out may be overwritten from here on
+        # the output of a graph may be overwritten from here on
         torch.compiler.cudagraph_mark_step_begin()
         loss_of(tokens[index]).backward()
         if case.device.type != "meta":
@@ -214,12 +215,12 @@ def _train(case: Case, variant: Variant) -> PreparedRun:
         optimizer.zero_grad(set_to_none=True)
 
     def outputs() -> Outputs:
-        # a graph is recorded by the second run and replayed by the third
+        # the second run records a graph, the third replays it
         for _ in range(3 if variant.graphs else 1):
             optimizer.zero_grad(set_to_none=True)
             torch.compiler.cudagraph_mark_step_begin()
             loss_of(tokens[0]).backward()
-        # gradients show more than the loss, one number that many mistakes leave as it is
+        # gradients reveal mistakes that leave the loss unchanged
         trained = [(name, each.grad) for name, each in model.named_parameters() if each.grad is not None]
         optimizer.zero_grad(set_to_none=True)
         return _by_owner([name for name, _ in trained], [gradient for _, gradient in trained])
@@ -247,12 +248,12 @@ def _prefill(case: Case, variant: Variant) -> PreparedRun:
 
 
 def _decode(case: Case, variant: Variant) -> PreparedRun:
-    """One token whose cache, this token included, is full: every step is the same step."""
+    """Decode one token with a cache that is then full, so that all steps are equal."""
     model, tokens = _model(case, variant)
     cache = StaticCache(config=model.config, max_cache_len=case.length)
     token = tokens[0].clone()
     with torch.no_grad():
-        # the first step makes the buffers, as wide as the encoding's values are
+        # the first step allocates buffers as wide as the encoding's values
         model(input_ids=token, past_key_values=cache)
         for layer in cache.layers:
             for buffer in (layer.keys, layer.values):
@@ -286,7 +287,7 @@ def _decode(case: Case, variant: Variant) -> PreparedRun:
 def _capture(
     step: Callable[[], Tensor], before: Callable[[], None], device: torch.device
 ) -> tuple[Callable[[], Tensor], str]:
-    """A decoding step as a CUDA graph, or as it is where it cannot be captured, with a note that says so."""
+    """A decoding step as a CUDA graph; if it cannot be captured, the plain step with a note."""
     for _ in range(3):
         before()
         step()

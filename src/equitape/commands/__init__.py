@@ -1,1 +1,1 @@
-"""One file for each command: a thin call into the library, which is imported only when the command runs."""
+"""One file per command: a thin call into the library, which is imported only when the command runs."""

@@ -46,7 +46,7 @@ TRAINING = OptionsOf(
     ),
     defaults={
         **TRAIN_DEFAULTS,
-        "learning_rate": f"{RATE_OF_ALL:g} where all weights train, {RATE_OF_TAPE:g} for tape, else {RATE_OF_FEW:g}",
+        "learning_rate": f"{RATE_OF_ALL:g} if all weights train, {RATE_OF_TAPE:g} for tape, else {RATE_OF_FEW:g}",
     },
 )
 DATA = OptionsOf(
@@ -56,43 +56,43 @@ DATA = OptionsOf(
 )
 METHOD = OptionsOf(cls=AdaptSettings, panel="Method", names={"lora_targets": "lora-target"})
 EVALUATION = OptionsOf(
-    cls=EvalSettings, panel="Perplexity before and after", prefix="eval", defaults={"windows": "32; 0 takes all"}
+    cls=EvalSettings, panel="Perplexity before and after", prefix="eval", defaults={"windows": "32; 0 means all"}
 )
 
 
 @takes_settings
 def adapt(
-    base: Annotated[str, typer.Argument(help="A folder with safetensors, or a GGUF file.")],
+    base: Annotated[str, typer.Argument(help="Base model: a folder with safetensors, or a GGUF file.")],
     method: Annotated[dict[str, Any], METHOD],
     finetune: Annotated[dict[str, Any], DATA],
     train: Annotated[dict[str, Any], TRAINING],
     evaluation: Annotated[dict[str, Any], EVALUATION],
-    out: Annotated[Path | None, typer.Option(help="Folder to write to; nothing is written without it.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Output folder. Without it, nothing is written.")] = None,
     save: Annotated[
         str | None,
         typer.Option(
             metavar="adapter|model",
-            help="What to write: the trained tensors, or the whole model with LoRA merged. "
-            "Default: the model, or the adapter where --data is given.",
+            help="What to write: the trained tensors only, or the full model with LoRA merged. "
+            "Default: the adapter with --data, else the model.",
         ),
     ] = None,
     adapter: Annotated[
-        Path | None, typer.Option(help="Put this trained adapter on the base, to save both as a whole model.")
+        Path | None, typer.Option(help="Load this trained adapter onto the base and save both as one model.")
     ] = None,
     dtype: Annotated[
         str | None,
-        typer.Option(metavar="auto|float32|bfloat16", help="Type of a model saved whole. Default: auto, the base's."),
+        typer.Option(metavar="auto|float32|bfloat16", help="Dtype of a saved full model. Default: auto, the base's."),
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue the run in the folder --out.", rich_help_panel="Training")
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON for programs to read.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
     """Convert or fine-tune a pretrained model: TAPE, LoRA, LongLoRA or another rotary base.
 
-    Without --data the model is converted, and the command shows what would train. Until it is trained, the converted
-    model has the outputs of the base. With --data it is trained on packed documents and scored before and after; the
-    adapter, the log, a plot of the loss and a model card are written to --out.
+    Without --data, the command converts the model and shows what would train. An untrained converted model has the
+    same outputs as its base. With --data, it trains on packed documents, measures perplexity before and after, and
+    writes the adapter, the log, a loss plot and a model card to --out.
 
     On several devices: accelerate launch -m equitape adapt ...
     """
@@ -104,25 +104,25 @@ def adapt(
     check_value(save, Saved | None, "--save")
     if finetune.get("data"):
         if out is None:
-            raise ValueError("Training needs --out, the folder for the adapter and the log.")
+            raise ValueError("Training needs --out: the folder for the adapter and the log.")
         if adapter is not None:
-            raise ValueError("--adapter saves a trained adapter as a whole model; leave out --data.")
+            raise ValueError("--adapter saves a trained adapter and cannot be combined with --data; drop one of them.")
         if dtype is not None:
-            raise ValueError("--dtype is for saving a whole model; training has --precision.")
+            raise ValueError("--dtype only applies to a saved model; for training, use --precision.")
         settings = AdaptSettings.parse(method, "adapt")
         course = course_of(settings, finetune, train, evaluation)
         report = run_training(base, settings, course, out, resume=resume, save=save, console=console)
     else:
         extra = {name: value for name, value in finetune.items() if name != "tokenizer"}
-        refuse_options(DATA, extra, "is for training, which needs --data")
-        refuse_options(TRAINING, train, "is for training, which needs --data")
-        refuse_options(EVALUATION, evaluation, "is for training, which needs --data")
+        refuse_options(DATA, extra, "only applies to training, which needs --data")
+        refuse_options(TRAINING, train, "only applies to training, which needs --data")
+        refuse_options(EVALUATION, evaluation, "only applies to training, which needs --data")
         if resume:
-            raise ValueError("--resume is for training, which needs --data.")
+            raise ValueError("--resume only applies to training, which needs --data.")
         if out is not None and out.exists() and (out.is_file() or any(out.iterdir())):
-            raise ValueError(f"{str(out)!r} is not an empty folder; choose a new one for --out.")
+            raise ValueError(f"{str(out)!r} is not an empty folder; choose a new folder for --out.")
         if adapter is not None:
-            refuse_options(METHOD, method, "was set when the adapter was trained; leave it out")
+            refuse_options(METHOD, method, "was fixed when the adapter was trained; drop it")
         model = load(base, method, adapter, dtype or "auto")
         report = show(model, console)
         if out is not None:
@@ -134,13 +134,13 @@ def adapt(
 
 
 def refuse_options(group: OptionsOf, given: dict[str, Any], reason: str) -> None:
-    """One sentence about the first option that has no effect here."""
+    """Raise an error about the first option that has no effect here."""
     for name in given:
         raise ValueError(f"{group.option_name(name)} {reason}.")
 
 
 def load(base: str, method: dict[str, Any], adapter: Path | None, dtype: str) -> "EquitapeForCausalLM":
-    """The base, converted by a method or with an adapter."""
+    """The base model, converted by a method or with an adapter loaded."""
     from ..pretrained.adapting import build, load_adapter
 
     if adapter is not None:
@@ -149,7 +149,7 @@ def load(base: str, method: dict[str, Any], adapter: Path | None, dtype: str) ->
 
 
 def show(model: "EquitapeForCausalLM", console: Console) -> dict[str, Any]:
-    """Print what the model is and what of it trains; the same as plain data."""
+    """Print a summary of the model and its trainable parameters; return it as plain data."""
     from dataclasses import asdict
 
     from ..adapt.show import show_model
@@ -171,13 +171,13 @@ def show(model: "EquitapeForCausalLM", console: Console) -> dict[str, Any]:
 def write(
     model: "EquitapeForCausalLM", base: str, out: Path, *, tokenizer: str | None, as_adapter: bool, console: Console
 ) -> None:
-    """Save the adapter, or the whole model with the base's tokenizer where there is one."""
+    """Save the adapter, or the full model with the base's tokenizer if it has one."""
     from ..pretrained.adapter import save_adapter
     from ..pretrained.loading import tokenizer_of
 
     if as_adapter:
         save_adapter(model, out)
-        console.print(f"The adapter is in {out}.", highlight=False)
+        console.print(f"Wrote the adapter to {out}.", highlight=False)
         return
     try:
         found = tokenizer_of(base, tokenizer)
@@ -187,11 +187,11 @@ def write(
         found = None
     save_whole(model, found, out)
     note = "" if found is not None else " The base has no tokenizer to copy."
-    console.print(f"The model is in {out}.{note}", highlight=False)
+    console.print(f"Wrote the model to {out}.{note}", highlight=False)
 
 
 def save_whole(model: "EquitapeForCausalLM", tokenizer: Any, folder: Path) -> None:
-    """Model, card and tokenizer in one folder; without a tokenizer where that is None."""
+    """Write the model, its card and its tokenizer, if any, to one folder."""
     from ..runs.files import files_in
 
     model.save_pretrained(folder)
@@ -204,9 +204,9 @@ def save_whole(model: "EquitapeForCausalLM", tokenizer: Any, folder: Path) -> No
 def course_of(
     settings: AdaptSettings, finetune: dict[str, Any], train: dict[str, Any], evaluation: dict[str, Any]
 ) -> FinetuneSettings:
-    """The settings of a fine-tuning run, from the options that were given."""
+    """The settings of a fine-tuning run, from the given options."""
     if not {"steps", "tokens"} & set(train):
-        raise ValueError("Give the length of training, with --steps or --tokens.")
+        raise ValueError("Training needs a length; give --steps or --tokens.")
     if evaluation.get("windows") == 0:
         evaluation = {**evaluation, "windows": None}
     parts = {
@@ -220,7 +220,7 @@ def run_training(
     base: str, settings: AdaptSettings, course: FinetuneSettings, out: Path, *, resume: bool, save: str | None,
     console: Console,
 ) -> dict[str, Any]:  # fmt: skip
-    """Train, print the scores, and write the whole model too where that was asked for."""
+    """Train, print the scores, and also write the full model if requested."""
     from accelerate import PartialState
 
     from ..adapt.finetune import finetune
@@ -236,14 +236,14 @@ def run_training(
     write_loss(read_log(out / LOG), out / PLOT, "tape" if settings.effects.tape else "rope")
     show_results(report, console)
     if report["status"] == "done":
-        console.print(f"Adapter, log, plot and figures are in {out}.", highlight=False)
+        console.print(f"Wrote adapter, log, plot and figures to {out}.", highlight=False)
         if save == "model":
             save_whole(load_adapter(base, out), tokenizer_of(base, course.tokenizer), out / "model")
     return report
 
 
 def to_json(report: Any) -> str:
-    """For programs. The option --json hides the module of that name inside the command."""
+    """Print JSON. A separate function, because the option `json` shadows the module in the command."""
     import json
 
     return json.dumps(report, indent=1)

@@ -42,11 +42,11 @@ OPTIONS = OptionsOf(
 @takes_settings
 def bench(
     given: Annotated[dict[str, Any], OPTIONS],
-    json: Annotated[bool, typer.Option("--json", help="Print JSON for programs to read.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
     """Measure the time, memory and operations of encodings, each compared with RoPE in the same run.
 
-    A result that disagrees with the reference is reported and not timed. The exit code is 1 where a result disagrees or
+    A result that disagrees with the reference is reported and not timed. The exit code is 1 if a result disagrees or
     a measurement fails.
     """
     from ..bench.rows import DISAGREES, FAILED, Row, to_json
@@ -60,7 +60,7 @@ def bench(
         for row in run(settings, console):
             rows.append(row)
     finally:
-        # an interruption keeps what is measured
+        # an interruption keeps finished measurements
         if rows:
             print_table(rows, console)
             if settings.plot is not None:

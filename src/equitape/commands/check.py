@@ -10,15 +10,15 @@ def check(
     model: Annotated[str, typer.Argument(help="Folder of a model, run or adapter.")],
     base: Annotated[str | None, typer.Option(help="The pretrained model under an adapter.")] = None,
     dtype: Annotated[
-        str, typer.Option(help="float64, or float32 for models too large for that; rounding then hides small errors.")
+        str, typer.Option(help="float64, or float32 if the model is too large; float32 rounding hides small errors.")
     ] = "float64",
-    tokens: Annotated[int, typer.Option(min=8, help="Random tokens per row; fewer where the model takes fewer.")] = 32,
+    tokens: Annotated[int, typer.Option(min=8, help="Random tokens per row, at most what the model takes.")] = 32,
     seed: Annotated[int, typer.Option(help="Seed of the random tokens.")] = 0,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON for programs to read.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
     """Check that a model is invariant to shifts, causal, and consistent with cache and padding.
 
-    The exit code is 1 where a check fails. Properties that the encoding does not claim are not counted.
+    The exit code is 1 if a check fails. Properties that the encoding does not claim are not counted.
     """
     from ..inspect.certificate import certify
     from ..pretrained.loading import load_model

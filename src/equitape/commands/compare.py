@@ -14,14 +14,14 @@ def compare(
     overrides: Overrides = None,
     out: Annotated[Path | None, typer.Option(help="Folder of results and report. Default: runs/RECIPE.")] = None,
     jobs: Annotated[
-        int, typer.Option(min=1, help="Runs at the same time; several fill a GPU that one small model leaves idle.")
+        int, typer.Option(min=1, help="Runs in parallel; use several to fill a GPU with small models.")
     ] = 1,
     small: Small = False,
     dry_run: DryRun = False,
 ) -> None:
     """Train every encoding of a recipe with every seed, score them, and write a report.
 
-    After an interruption, the same command continues: it keeps finished runs and resumes the others from their last
+    Run the same command again after an interruption: it keeps finished runs and resumes the others from their last
     checkpoint.
     """
     from ..report import write_report
@@ -61,6 +61,6 @@ def compare(
         raise typer.BadParameter(str(error)) from None
     write_report(results, out)
     show_results(results, Console())
-    typer.echo(f"The report is {out / 'report.html'}.")
+    typer.echo(f"Wrote the report to {out / 'report.html'}.")
     if not all(run.done for run in results.runs):
         raise typer.Exit(1)

@@ -8,13 +8,14 @@ import typer
 def data(
     name: Annotated[str | None, typer.Argument(help="Show this data set only.", show_default=False)] = None,
     download: Annotated[
-        bool, typer.Option("--download", help="Download it from the Hugging Face Hub to where recipes expect it.")
+        bool,
+        typer.Option("--download", help="Download it from the Hugging Face Hub to its expected place."),
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON for programs to read.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
     """List the data sets that recipes name, show where each is expected, and download them.
 
-    A relative path in a recipe or an option is looked for in the working directory, then in $EQUITAPE_DATA.
+    Relative paths in recipes and options are resolved against the working directory, then $EQUITAPE_DATA.
     """
     from json import dumps
 
@@ -26,10 +27,10 @@ def data(
     from ..registry import describe_choices
 
     if name is not None and name not in catalog.CATALOG:
-        raise typer.BadParameter(f"There is no data set {name!r}.{describe_choices(name, list(catalog.CATALOG))}")
+        raise typer.BadParameter(f"Unknown data set {name!r}.{describe_choices(name, list(catalog.CATALOG))}")
     if download:
         if name is None:
-            raise typer.BadParameter("Name the data set to download, for example: equitape data books --download")
+            raise typer.BadParameter("--download needs the name of a data set, as in equitape data books --download")
         try:
             typer.echo(f"Wrote {catalog.download(name)}.")
         except (ValueError, OSError) as error:
@@ -65,7 +66,7 @@ def data(
             escape(where if row["found"] else f"{where}\nget it: {how}"),
         )
     Console().print(table)
-    typer.echo(f"Downloads go to {catalog.data_folder()}; EQUITAPE_DATA names another folder.")
+    typer.echo(f"Downloads go to {catalog.data_folder()}; set EQUITAPE_DATA to change the folder.")
     for key in chosen if name is not None else ():
         for split in catalog.CATALOG[key].splits:
             typer.echo(f"  {split}")

@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 def demo(
     steps: Annotated[int | None, typer.Option(min=1, help="Training steps. Default: the recipe's.")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Seed of weights and sums. Default: the recipe's.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of weights and data. Default: the recipe's.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of results and report. Default: runs/demo.")] = None,
 ) -> None:
-    """Train a few encodings on small additions, compare them and answer a few sums; minutes on two CPU cores.
+    """Train a few encodings on small additions, compare them and solve a few sums. Takes minutes on two CPU cores.
 
-    This is `equitape compare demo`: runs that finished before are not repeated.
+    This is `equitape compare demo`: finished runs are not repeated.
     """
     from ..report import write_report
     from ..training.compare import compare
@@ -38,19 +38,18 @@ def demo(
     with one_sentence():
         plan = make_plan(load_recipe("demo", [f"{key}={value}" for key, value in changed.items()]))
         console.print(escape(plan.recipe.description))
-        # one thread each is faster than two for one so small
+        # models this small train faster on one thread than on two
         results = compare(plan, out, jobs=2, console=console)
         write_report(results, out)
         show_results(results, console)
         answer_sums(plan, out, console)
     console.print(
-        "One seed and one small model: a demonstration, not a finding. Recipes that ask the question properly: "
-        "equitape compare --help."
+        "One seed and one small model: a demonstration, not evidence. For full experiments, run equitape recipes."
     )
 
 
 def answer_sums(plan: "Plan", out_dir: Path, console: Console) -> None:
-    """A few sums answered by `generate`, the last one longer than any in training."""
+    """Solve a few sums with `generate`, the last one longer than any in training."""
     import torch
 
     from ..model import EquitapeForCausalLM
@@ -75,5 +74,5 @@ def answer_sums(plan: "Plan", out_dir: Path, console: Console) -> None:
             answer = addition.decode(tokens[0])
             colour = "green" if answer == str(left + right) else "red"
             answers.append(f"{escape(label)} [{colour}]{answer}[/{colour}]")
-        told = " (longer than in training)" if digits > trained else ""
-        console.print(f"  {left} + {right} = {left + right}:  {',  '.join(answers)}{told}")
+        note = " (longer than in training)" if digits > trained else ""
+        console.print(f"  {left} + {right} = {left + right}:  {',  '.join(answers)}{note}")

@@ -16,7 +16,7 @@ from .options import OptionsOf, takes_settings
 
 @dataclass(frozen=True, kw_only=True)
 class EvalOptions(Settings):
-    """The options of the command."""
+    """Options of the command."""
 
     task: tuple[str, ...] = ()
     """perplexity, passkey, needles, scrolls:NAME or lm-eval:NAME."""
@@ -27,43 +27,43 @@ class EvalOptions(Settings):
     dtype: str = "auto"
     """auto (the file's), float32, bfloat16 or float16."""
     device: str | None = None
-    """For example cuda:1. Default: a GPU where there is one."""
+    """For example cuda:1. Default: a GPU if available."""
     name: str | None = None
-    """Name of the model in reports. Default: its folder's name."""
+    """Name of the model in reports. Default: the folder's name."""
     out: Path | None = None
     """Folder of results and reports. Default: runs/eval/MODEL/TASK."""
     resume: bool = False
-    """Continue the evaluation in that folder."""
+    """Continue the evaluation in --out."""
     batch_tokens: Annotated[int, Ge(1)] | None = None
-    """Tokens per batch. Default: what fits into memory."""
+    """Tokens per batch. Default: as many as fit in memory."""
     no_score: bool = False
     """Only generate answers; score them later with --rescore."""
     rescore: bool = False
-    """Write the report of an evaluation again, without the model."""
+    """Score stored answers and rewrite the report, without the model."""
     beside: tuple[str, ...] = ()
-    """NAME=FOLDER of the same evaluation of another model, shown in the same report."""
+    """NAME=FOLDER: show another model's results of this evaluation in the report."""
 
 
 @takes_settings
 def evaluate(
     model: Annotated[
         str,
-        typer.Argument(help="Folder of a model, run or adapter, or a GGUF file; with --rescore, of an evaluation."),
+        typer.Argument(help="Folder of a model, run or adapter, or a GGUF file. With --rescore: of an evaluation."),
     ],
     given: Annotated[dict[str, Any], OptionsOf(cls=EvalOptions)],
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(help="Options of tasks: key=value, or TASK.key=value for one of several.", show_default=False),
+        typer.Argument(help="Task options: key=value, or TASK.key=value for one task of several.", show_default=False),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the reports as JSON for programs to read.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the reports as JSON.")] = False,
 ) -> None:
-    """Evaluate long-context quality, and quality at short lengths for comparison.
+    """Evaluate long-context quality, and short-context quality for comparison.
 
-    perplexity: sliding windows over long documents (data=PATH) by length. passkey: five digits hidden in filler, by
-    length and depth. needles: six kinds in the manner of RULER. scrolls:NAME: qasper, contract_nli, narrative_qa,
-    quality, qmsum, summ_screen_fd, gov_report. lm-eval:NAME: a task of lm-evaluation-harness.
+    perplexity: sliding windows over long documents (data=PATH) by length. passkey: five digits hidden in filler text,
+    by length and depth. needles: six RULER-style kinds. scrolls:NAME: qasper, contract_nli, narrative_qa, quality,
+    qmsum, summ_screen_fd, gov_report. lm-eval:NAME: a task of lm-evaluation-harness.
 
-    After an interruption, the same command with --resume continues. Options and protocols: docs/how-to/evaluation.md.
+    Add --resume to continue after an interruption. Options and protocols: docs/how-to/evaluation.md.
     """
     from ..evaluation import rescore
     from ..report.evaluation import print_report, report_folder
@@ -81,7 +81,7 @@ def evaluate(
     if not options.rescore:
         run(model, options, overrides or [], console, show)
     elif options.task or overrides:
-        raise ValueError("--rescore takes task and options from the folder of the evaluation; leave them out.")
+        raise ValueError("--rescore reads task and options from the evaluation's folder; do not give them.")
     else:
         show(rescore(model), Path(model))
     if json:
@@ -104,17 +104,17 @@ def run(
     from ..tasks.evaluated_model import load_evaluated_model, model_label
 
     if not options.task:
-        raise ValueError(f"Name what to evaluate with --task.{describe_choices('', EVALUATIONS)}")
+        raise ValueError(f"Nothing to evaluate; give --task.{describe_choices('', EVALUATIONS)}")
     if len(set(options.task)) < len(options.task):
-        raise ValueError("A task is named twice; name each task once.")
+        raise ValueError("A task is given twice; give each task once.")
     if options.beside and len(options.task) > 1:
-        raise ValueError("--beside works with one task; name only one with --task.")
+        raise ValueError("--beside works with a single task only; give one --task.")
     tasks = build_evaluations(options.task, overrides)
     root = options.out or Path("runs") / "eval" / model_label(model, options.name)
-    # each task has its own folder, unless --out names the folder of the only one
+    # each task has its own folder, unless --out is the folder of the only one
     alone = options.out is not None and len(tasks) == 1
     folders = [root if alone else root / file_name(task.full_name) for task in tasks]
-    # everything that can be refused without the model is refused before it is loaded
+    # check everything that needs no model before loading it
     for task, folder in zip(tasks, folders, strict=True):
         if not options.no_score:
             task.check_scoring()
@@ -131,7 +131,7 @@ def run(
         device=options.device,
         label=options.name,
     )
-    # prepare all tasks before the first one runs, so that errors come first
+    # prepare all tasks before the first one runs, so that errors come early
     prepared = [
         prepare(evaluated, task, folder, resume=options.resume, score=not options.no_score)
         for task, folder in zip(tasks, folders, strict=True)
@@ -146,7 +146,7 @@ def run(
         if each.score:
             show(report, each.out)
         else:
-            console.print(f"Answers are in {each.out}; score them with: equitape eval {each.out} --rescore")
+            console.print(f"Wrote answers to {each.out}; score them with: equitape eval {each.out} --rescore")
 
 
 def read_beside(given: tuple[str, ...]) -> dict[str, Path]:
@@ -157,6 +157,6 @@ def read_beside(given: tuple[str, ...]) -> dict[str, Path]:
         path = Path(folder if equals else entry)
         label = name if equals else path.name
         if label in found:
-            raise ValueError(f"--beside names {label!r} twice; give other names, as NAME=FOLDER.")
+            raise ValueError(f"--beside has two evaluations called {label!r}; rename one with NAME=FOLDER.")
         found[label] = path
     return found

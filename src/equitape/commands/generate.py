@@ -15,17 +15,17 @@ from .options import one_sentence
 ModelName = Annotated[str, typer.Argument(help="Folder of a model, run or adapter, a GGUF file, or a name on the Hub.")]
 Base = Annotated[
     str | None,
-    typer.Option(help="Show the answers of this model side by side; for an adapter, the model it was trained on."),
+    typer.Option(help="Also show this model's answers, side by side. For an adapter: the model it was trained on."),
 ]
-MaxTokens = Annotated[int, typer.Option(min=1, help="Most tokens to generate.")]
-Temperature = Annotated[float, typer.Option(min=0, help="0 takes the likeliest token; higher samples more freely.")]
+MaxTokens = Annotated[int, typer.Option(min=1, help="Maximum number of tokens to generate.")]
+Temperature = Annotated[float, typer.Option(min=0, help="Sampling temperature; 0 decodes greedily.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of sampling.")]
 TokenizerName = Annotated[
     str | None, typer.Option(help="'bytes', or a folder. Default: the model's own.", show_default=False)
 ]
 Dtype = Annotated[str, typer.Option(help="auto (the file's), float32, bfloat16 or float16.")]
 Device = Annotated[
-    str | None, typer.Option(help="For example cuda:1 or cpu. Default: a GPU where there is one.", show_default=False)
+    str | None, typer.Option(help="For example cuda:1 or cpu. Default: a GPU if available.", show_default=False)
 ]
 
 
@@ -62,9 +62,9 @@ def chat(
     dtype: Dtype = "auto",
     device: Device = None,
 ) -> None:
-    """Talk with a model line by line, or with two side by side. An empty line or Ctrl-D ends the conversation.
+    """Chat with a model, or with two side by side. An empty line or Ctrl-D ends the conversation.
 
-    The tokenizer's chat template is used where it has one. Otherwise every model continues the text so far.
+    Without a chat template in the tokenizer, the model continues the text so far.
     """
     console = Console()
     with one_sentence():
@@ -89,7 +89,7 @@ def chat(
 def load_writers(
     model: str, base: str | None, tokenizer: str | None, dtype: str, device: str | None
 ) -> dict[str, tuple[Any, Any]]:
-    """Models and tokenizers by the names to show."""
+    """Models and tokenizers by display name."""
     from ..pretrained.loading import choose_device, is_adapter, load_model, load_tokenizer_of
 
     place = choose_device(device)
@@ -112,7 +112,7 @@ def sampling(max_tokens: int, temperature: float) -> dict[str, Any]:
 
 
 def as_prompt(tokenizer: Any, talk: list[dict[str, str]]) -> str:
-    """A conversation as text that the next answer continues."""
+    """The conversation as text for the model to continue."""
     if getattr(tokenizer, "chat_template", None):
         return tokenizer.apply_chat_template(talk, tokenize=False, add_generation_prompt=True)
     return "".join(f"{turn['content']}\n" for turn in talk)
@@ -137,7 +137,7 @@ def write(model: Any, tokenizer: Any, text: str, options: dict[str, Any], seed: 
 
 
 def show(answers: dict[str, str], console: Console) -> None:
-    """One answer as plain text; several side by side."""
+    """Print one answer as plain text, several side by side."""
     if len(answers) == 1:
         typer.echo(next(iter(answers.values())))
         return

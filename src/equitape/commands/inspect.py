@@ -16,14 +16,14 @@ PAGE, NUMBERS = "inspect.html", "inspect.json"
 
 @dataclass(frozen=True, kw_only=True)
 class InspectOptions(Settings):
-    """The options of the command."""
+    """Options of the command."""
 
     text: str | None = None
-    """Text to read: a file, or the text itself where there is no such file."""
+    """Input text: a file, or the text itself if no such file exists."""
     ids: str | None = None
-    """Token ids instead of text: a file, or numbers like '3 1 4'."""
+    """Token ids instead of text: a file, or numbers such as '3 1 4'."""
     out: Path = Path("inspect")
-    """Folder for page, figures and pictures."""
+    """Folder for the page, JSON figures and PNG files."""
     tokenizer: str | None = None
     """'bytes', or a folder. Default: the model's own."""
     base: str | None = None
@@ -31,23 +31,23 @@ class InspectOptions(Settings):
     max_tokens: Annotated[int, Ge(2)] = 512
     """Read at most this many tokens of the text."""
     show: str | None = None
-    """Show only tokens FIRST:END, each of them in full."""
+    """Show only tokens FIRST:END, without pooling."""
     cells: Annotated[int, Ge(2)] = 128
-    """Most rows of a map; more tokens are pooled, with a note."""
+    """Maximum rows of a map; more tokens are pooled, with a note."""
     stability: bool = True
     """Also measure stability under shifts (Table 8)."""
     also: dict[str, str] = field(default_factory=dict)
-    """NAME=FOLDER of another model for the table of stability."""
+    """NAME=FOLDER of another model for the stability table."""
     dtype: str = "float32"
     """float32, float64 or bfloat16."""
 
     def __post_init__(self) -> None:
         if (self.text is None) == (self.ids is None):
             given = "neither is given" if self.text is None else "both are given"
-            raise ValueError(f"Give what the model reads, by --text or by --ids; {given}.")
+            raise ValueError(f"Give the input with either --text or --ids; {given}.")
         existing = next(path for path in (self.out, *self.out.parents) if path.exists())
         if not existing.is_dir():
-            raise ValueError(f"--out is {str(self.out)!r}, and {str(existing)!r} is a file; give a folder.")
+            raise ValueError(f"--out is {str(self.out)!r}, but {str(existing)!r} is a file; give a folder.")
         self.window()
 
     def window(self) -> tuple[int, int] | None:
@@ -67,7 +67,7 @@ def inspect(
 ) -> None:
     """Show attention, positional states, distances and mixing while a model reads a text.
 
-    Writes one HTML page with sliders for layer and head, which opens without a server, PNG files, and figures as JSON.
+    Writes a self-contained HTML page with sliders for layer and head, PNG files, and the figures as JSON.
     """
     from ..inspect.inspection import inspect_model
     from ..inspect.load import find_text
@@ -95,7 +95,7 @@ def inspect(
         "dtype": options.dtype,
         "text": text.note or None,
         "tokens read": f"{text.input_ids.shape[1]} of {text.total}",
-        "[BOS] of the table of stability": f"token {text.begin_token}",
+        "[BOS] of the stability table": f"token {text.begin_token}",
         **describe_environment(),
     }
     known = {key: value for key, value in facts.items() if value is not None}
@@ -110,7 +110,7 @@ def inspect(
     if stability is not None:
         print_stability(stability, console)
     if text.total > inspection.num_tokens:
-        notes.insert(0, f"The text has {text.total} tokens; the first {inspection.num_tokens} were read.")
+        notes.insert(0, f"The text has {text.total} tokens; only the first {inspection.num_tokens} were read.")
     for note in notes:
         console.print(escape(note), highlight=False)
     console.print(f"Written to {options.out}: {', '.join(files)}.", highlight=False, soft_wrap=True)

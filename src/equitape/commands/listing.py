@@ -1,6 +1,6 @@
-"""equitape encodings and equitape tasks. What they list is kept in listing.json, so that both start without torch.
+"""equitape encodings and equitape tasks. Both read listing.json, so that they start without torch.
 
-A test compares the file with the code. After a change of encodings, tasks or their options, write it again:
+A test compares the file with the code. After changing encodings, tasks or their options, regenerate it:
 python -m equitape.commands.listing
 """
 
@@ -15,7 +15,7 @@ from rich.table import Table
 
 from ..plugins import has_plugins
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs to read.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 FILE = Path(__file__).with_name("listing.json")
 
 
@@ -29,7 +29,7 @@ def encodings(json: AsJson = False) -> None:
     for column in ("encoding", "idea", "options and defaults"):
         table.add_column(column, overflow="fold")
     for kind, row in rows.items():
-        # only the first of nested options, their kind: the documentation has the rest
+        # of nested options, show only the kind; the documentation has the rest
         shown = {
             name: next(iter(value.values())) if isinstance(value, dict) else value
             for name, value in row["options"].items()
@@ -37,7 +37,7 @@ def encodings(json: AsJson = False) -> None:
         table.add_row(kind, escape(row["idea"]), ", ".join(f"{name}={value}" for name, value in shown.items()))
     console = Console()
     console.print(table)
-    console.print("Every encoding has a page in docs/reference/encodings; --json prints nested options in full.")
+    console.print("Documentation: docs/reference/encodings. --json prints nested options in full.")
 
 
 def tasks(json: AsJson = False) -> None:
@@ -47,7 +47,7 @@ def tasks(json: AsJson = False) -> None:
         typer.echo(json_format.dumps(rows, indent=2))
         return
     table = Table()
-    # the metric goes under the idea: in its own column, options would have no room in 80 characters
+    # the metric goes under the idea: a column for it would leave too little of 80 characters for the options
     for column in ("task", "can", "idea and first metric", "options and defaults"):
         table.add_column(column, overflow="fold")
     for name, row in rows.items():
@@ -75,7 +75,7 @@ def list_tasks() -> dict[str, dict[str, Any]]:
 
 
 def find_encodings() -> dict[str, dict[str, Any]]:
-    """As `list_encodings`, from the code."""
+    """`list_encodings`, computed from the code."""
     from ..encodings import ENCODINGS
     from ..settings import describe_settings
 
@@ -86,7 +86,7 @@ def find_encodings() -> dict[str, dict[str, Any]]:
 
 
 def find_tasks() -> dict[str, dict[str, Any]]:
-    """As `list_tasks`, from the code."""
+    """`list_tasks`, computed from the code."""
     from ..settings import describe_settings
     from ..tasks import EVALUATIONS, TASKS, abilities
 
@@ -107,7 +107,7 @@ def find_tasks() -> dict[str, dict[str, Any]]:
 
 
 def as_text() -> str:
-    """The content of the file, from the code."""
+    """The content of listing.json, computed from the code."""
     return json_format.dumps({"encodings": find_encodings(), "tasks": find_tasks()}, indent=1) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""Command-line options made from settings classes, so that type, default and help of an option stand once."""
+"""Command-line options generated from settings classes, which define type, default and help of each option once."""
 
 import inspect
 from collections.abc import Callable, Iterator
@@ -25,25 +25,25 @@ from ..settings import (
 from ..values import parse_pairs, parse_value, split_pair
 
 MANY = 4
-"""Choices from this number on are listed in the help, not in the name of the value."""
+"""An option with at least this many choices lists them in its help, not in its metavar."""
 METAVARS = {int: "INTEGER", float: "NUMBER", str: "TEXT"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptionsOf:
-    """Marks a parameter of a command: it becomes one option per setting, and receives those that were given."""
+    """Marks a command parameter that expands into one option per setting and receives the given ones."""
 
     cls: type[Settings]
     panel: str | None = None
-    """Heading in the help."""
+    """Panel title in the help."""
     prefix: str = ""
-    """Before the names of the options: "eval" makes --eval-lengths of `lengths`."""
+    """Prefix of option names: "eval" turns `lengths` into --eval-lengths."""
     only: tuple[str, ...] = ()
-    """Settings that become options; all of them by default."""
+    """Settings that become options. Default: all."""
     names: dict[str, str] = field(default_factory=dict)
-    """Other names for options, for example {"lora_targets": "lora-target"}."""
+    """Renamed options, for example {"lora_targets": "lora-target"}."""
     defaults: dict[str, Any] = field(default_factory=dict)
-    """Defaults that differ from those of the class, for the help."""
+    """Defaults shown in the help where they differ from the class's."""
 
     def option_name(self, name: str) -> str:
         """--name of a setting."""
@@ -66,7 +66,7 @@ class OptionsOf:
         options = [self.option_name(old) for old in (name, *(k for k, new in self.cls.aliases.items() if new == name))]
         listed = {tuple, dict} & set(kinds(hint)) or settings_class(hint)
         if bool in kinds(hint) and not listed:
-            # a switch that is off by default needs no second name to turn it off
+            # a flag that is off by default needs no --no-... form
             flag = options[0] if default is False else f"{options[0]}/--no-{options[0][2:]}"
             return Annotated[bool | None, typer.Option(flag, *options[1:], help=text, rich_help_panel=self.panel)]
         metavar = "KEY=VALUE" if dict in kinds(hint) or settings_class(hint) else _metavar(hint)
@@ -74,7 +74,7 @@ class OptionsOf:
         return Annotated[list[str] | None if listed else str | None, option]
 
     def read(self, name: str, value: Any) -> Any:
-        """A setting from what was typed."""
+        """Parse the typed text of a setting."""
         hint, option = type_hints(self.cls)[name], self.option_name(name)
         if isinstance(value, bool):
             return value
@@ -99,7 +99,7 @@ def _metavar(hint: Any) -> str:
 
 
 def choices_of(hint: Any) -> list[str]:
-    """What a setting can be, where that is a choice."""
+    """The choices of a setting, if it is a choice."""
     return [str(choice) for kind in alternatives(hint) for choice in literals(kind)]
 
 
@@ -122,7 +122,7 @@ def _read_dictionary(values: list[str], hint: Any, option: str) -> dict[str, Any
 
 
 def describe(words: str, hint: Any, default: Any) -> str:
-    """The help of an option: what it sets, whether it can be repeated, its default."""
+    """The help of an option: meaning, choices, whether it is repeatable, default."""
     if len(choices_of(hint)) >= MANY:
         words = f"{words} One of {', '.join(choices_of(hint))}."
     if {tuple, dict} & set(kinds(hint)) or settings_class(hint):
@@ -135,7 +135,7 @@ def describe(words: str, hint: Any, default: Any) -> str:
 
 
 def takes_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """Decorator of commands: expand parameters marked by `OptionsOf`; a refused value ends in one sentence."""
+    """Decorate a command: expand parameters marked by `OptionsOf`, and report invalid values in one sentence."""
     groups: dict[str, OptionsOf] = {}
     sources: dict[str, tuple[str, str]] = {}
     parameters: list[inspect.Parameter] = []
@@ -168,19 +168,19 @@ def takes_settings(command: Callable[..., None]) -> Callable[..., None]:
 
 @contextmanager
 def one_sentence() -> Iterator[None]:
-    """Show a refused value as a usage error, and a failing disk or file as one line."""
+    """Report an invalid value as a usage error, and an I/O error as one line."""
     try:
         yield
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     except OSError as error:
-        # the arguments are right: the disk is full, or a file cannot be written
+        # not a usage error: for example a full disk or an unwritable file
         typer.echo(f"Error: {error}", err=True)
         raise typer.Exit(1) from None
 
 
 class RecipeCommand(TyperCommand):
-    """A command that takes a recipe: its help ends with the recipe's keys."""
+    """A command that takes a recipe. Its help ends with the recipe keys."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         from ..training.recipe import recipe_help

@@ -31,8 +31,8 @@ def recipes(
                 table.add_row(recipe, escape(str(content.get("description", ""))))
             console = Console()
             console.print(table)
-            console.print("Print one: equitape recipes show NAME. Run one: equitape compare NAME.", highlight=False)
+            console.print("Print a recipe: equitape recipes show NAME. Run it: equitape compare NAME.", highlight=False)
             return
         if action != "show" or name is None:
-            raise ValueError("Write `equitape recipes` to list recipes, or `equitape recipes show NAME` to print one.")
+            raise ValueError("Use `equitape recipes` to list recipes, or `equitape recipes show NAME` to print one.")
         typer.echo(find_recipe(name).read_text().rstrip())

@@ -15,9 +15,9 @@ def report(
 ) -> None:
     """Merge runs, comparisons or evaluations into one report: HTML, Markdown, CSV and LaTeX.
 
-    Comparisons and runs of one task are joined by encoding and seed, with differences paired by seed and their 95 %
-    intervals. The headline of a length task is its score out of distribution. Evaluations of several models stand side
-    by side. No model is loaded.
+    Comparisons and runs of one task are joined by encoding and seed, with seed-paired differences and 95 % confidence
+    intervals. The headline metric of a length task is its out-of-distribution score. Evaluations of several models are
+    shown side by side. No model is loaded.
     """
     from ..report.merged import write_merged
 
@@ -29,7 +29,7 @@ def report(
 
 
 def named(given: str) -> tuple[str, Path]:
-    """NAME=FOLDER, or a folder with its last part as the name."""
+    """Parse NAME=FOLDER, or FOLDER, which is named after its last part."""
     name, equals, folder = given.partition("=")
     path = Path(folder if equals and not Path(given).exists() else given)
     return (name, path) if equals and not Path(given).exists() else (path.resolve().name, path)

@@ -7,9 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-RecipeName = Annotated[
-    str, typer.Argument(help="The name of a recipe that comes with equitape, or the path of a YAML file.")
-]
+RecipeName = Annotated[str, typer.Argument(help="Name of a built-in recipe, or path of a YAML file.")]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(help="key=value, for example train.steps=100 or encodings=rope,tape.", show_default=False),
@@ -17,10 +15,10 @@ Overrides = Annotated[
 Small = Annotated[
     bool,
     typer.Option(
-        "--small", help="Reduce the recipe: one seed, a small model, few steps, shipped text; about a minute on a CPU."
+        "--small", help="Reduce the recipe: one seed, a small model, few steps, built-in text; a minute on a CPU."
     ),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything and show the plan, without training.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything and show the plan without training.")]
 
 
 def train(
@@ -31,13 +29,13 @@ def train(
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the run. Default: the encoding's first.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run. Default: runs/RECIPE-ENCODING-seedN.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in that folder.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint in --out.")] = False,
     small: Small = False,
     dry_run: DryRun = False,
 ) -> None:
     """Train one encoding of a recipe with one seed, and score it.
 
-    After an interruption, --resume continues from the last checkpoint.
+    Add --resume to continue after an interruption.
 
     On several devices: torchrun -m equitape train ...
     """
@@ -68,7 +66,7 @@ def train(
         single = single_run(loaded, choice.label, number)
         out = out or Path("runs") / f"{file_name(loaded.name)}-{folder_name(choice.label, number)}"
         check_directory(out, single, resume)
-        # torchrun and accelerate launch set it for every process
+        # set by torchrun and accelerate launch
         check_processes(loaded.train, int(os.environ.get("WORLD_SIZE", "1")))
         plan = make_plan(single)
         check_data(out, plan.task)
@@ -79,10 +77,10 @@ def train(
     if dry_run:
         show_plan(plan, Console())
         return
-    # one of several processes prints
+    # only the main process prints
     if os.environ.get("RANK", "0") == "0":
         if resume and not (out / RECIPE).exists():
-            typer.echo(f"There is no run in {out} to resume; this one starts from the beginning.", err=True)
+            typer.echo(f"No run to resume in {out}; starting from step 0.", err=True)
         if plan.data:
             typer.echo(f"Training data: {plan.data}", err=True)
         if plan.task.warning:
@@ -101,10 +99,10 @@ def train(
         typer.echo(explain(error), err=True)
         raise typer.Exit(1) from None
     if result is None:
-        # another process prints
+        # only the main process prints
         return
     show_run(result, Console())
     if not result.done:
-        typer.echo(f"Losses are in {out}.")
+        typer.echo(f"Wrote losses to {out}.")
         raise typer.Exit(1)
-    typer.echo(f"Weights, losses and figures are in {out}.")
+    typer.echo(f"Wrote weights, losses and figures to {out}.")

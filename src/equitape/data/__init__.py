@@ -1,1 +1,1 @@
-"""From text to rows of tokens: documents, tokenizers, the token cache, packing."""
+"""From text to token rows: documents, tokenizers, token cache, packing."""

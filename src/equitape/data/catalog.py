@@ -1,4 +1,4 @@
-"""The data sets that recipes and documents name: what they are, where they are expected, how to get them."""
+"""Data sets that recipes use: what they are, where they are expected, how to get them."""
 
 import io
 import itertools
@@ -14,27 +14,27 @@ from .text import SHIPPED, Document, candidate_paths, read_documents
 
 @dataclass(frozen=True, kw_only=True)
 class DataSet:
-    """One data set by name."""
+    """One data set."""
 
     about: str
-    """What it is, in one sentence."""
+    """Description in one sentence."""
     path: str
-    """Where recipes expect it, relative to the working directory or, without `data/`, to $EQUITAPE_DATA."""
+    """Expected path, relative to the working directory or, without `data/`, to $EQUITAPE_DATA."""
     splits: tuple[str, ...] = ()
     """Its splits as sources of text; empty if it is not read as plain text."""
     hub: str = ""
-    """The data set on the Hugging Face Hub, as NAME or NAME:CONFIG; "" if there is none to stream."""
+    """The data set on the Hugging Face Hub, as NAME or NAME:CONFIG; "" if it cannot be streamed."""
     limits: tuple[int, ...] = ()
-    """How many documents of train, valid and test a download takes."""
+    """Number of train, valid and test documents in a download."""
     heading: str = ""
-    """A pattern of the row that starts a document, where a document has several rows; "" for one row per document."""
+    """Pattern of rows that start a document with several rows; "" for one row per document."""
     origin: str = ""
-    """Where to read about it, or to get it by hand."""
+    """Web page of the data, or where to get it by hand."""
     licence: str = ""
-    """Under which terms its text may be used."""
+    """Licence of the text."""
 
     def locate(self) -> Path | None:
-        """Where it lies on this machine, as a file or a folder; None if it is missing."""
+        """Path of the file or folder on this machine, or None."""
         if self.path == "shipped":
             return SHIPPED
         alternatives = (self.path, self.path.removesuffix(".tar.xz"))
@@ -44,14 +44,14 @@ class DataSet:
 
 CATALOG = {
     "austen": DataSet(
-        about="Two novels to train on and seven chapters of a third to score: the text that --small uses.",
+        about="Two novels for training and seven chapters of a third for scoring; used by --small.",
         path="shipped",
         splits=("shipped:train", "shipped:valid"),
         origin="comes with the package",
         licence="public domain",
     ),
     "books": DataSet(
-        about="Whole books. A download takes 30 of PG-19 to train on, 3 to tune on and 11 to score.",
+        about="Full books. A download has 30 of PG-19 for training, 3 for validation and 11 for testing.",
         path="data/books.tar.xz",
         splits=tuple(f"data/books.tar.xz/books/{split}" for split in ("train", "valid", "test")),
         hub="emozilla/pg19",
@@ -60,7 +60,7 @@ CATALOG = {
         licence="public domain in the USA",
     ),
     "wikitext": DataSet(
-        about="Articles of Wikipedia. A download takes 600 of WikiText-103 to train on and 60 each to tune and score.",
+        about="Wikipedia articles. A download has 600 of WikiText-103 for training, 60 each for validation and test.",
         path="data/wikitext.tar.xz",
         splits=tuple(f"data/wikitext.tar.xz/wikitext/{split}" for split in ("train", "valid", "test")),
         hub="Salesforce/wikitext:wikitext-103-raw-v1",
@@ -70,14 +70,14 @@ CATALOG = {
         licence="CC BY-SA",
     ),
     "proofs": DataSet(
-        about="Files of formal and informal mathematics, as in proof-pile. The Hub has no form of it that streams.",
+        about="Formal and informal mathematics, as in proof-pile. It cannot be streamed from the Hub.",
         path="data/proofs.tar.xz",
         splits=tuple(f"data/proofs.tar.xz/proofs/{split}" for split in ("train", "valid", "test")),
         origin="https://github.com/zhangir-azerbayev/proof-pile",
         licence="by file",
     ),
     "scrolls": DataSet(
-        about="Questions about long documents. The scrolls task downloads the official archives when it needs them.",
+        about="Questions about long documents. The scrolls task downloads the official archives on demand.",
         path="data/scrolls.tar.xz",
         origin="https://huggingface.co/datasets/tau/scrolls",
         licence="by set",
@@ -87,18 +87,18 @@ HUB_SPLITS = {"train": "train", "valid": "validation", "test": "test"}
 
 
 def data_folder() -> Path:
-    """Where downloads go: $EQUITAPE_DATA, or the folder `data` here."""
+    """The download folder: $EQUITAPE_DATA, or `data` in the working directory."""
     return Path(os.environ.get("EQUITAPE_DATA") or "data").expanduser()
 
 
 def download(name: str) -> Path:
-    """Stream a data set from the Hugging Face Hub into an archive where recipes expect it."""
+    """Stream a data set from the Hugging Face Hub to an archive at its expected path."""
     entry = CATALOG[name]
     if not entry.hub:
-        raise ValueError(f"{name!r} cannot be downloaded: get it from {entry.origin} and put it at {entry.path}.")
+        raise ValueError(f"Cannot download {name!r}; get it from {entry.origin} and put it at {entry.path}.")
     found = entry.locate()
     if found is not None:
-        raise ValueError(f"{name!r} is already there: {found}. Move it away to download it again.")
+        raise ValueError(f"{name!r} already exists: {found}. Move it away to download it again.")
     folder = data_folder()
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / Path(entry.path).name
@@ -119,7 +119,7 @@ def download(name: str) -> Path:
 
 
 def join_rows(rows: Iterable[str], heading: str) -> Iterator[str]:
-    """Documents from rows: each row is one, or with a pattern, every row that matches it starts the next."""
+    """Documents from rows: one per row, or with a pattern, a new one at every row that matches."""
     if not heading:
         yield from rows
         return

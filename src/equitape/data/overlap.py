@@ -1,6 +1,6 @@
-"""How much of one text also occurs in another, by content: wherever the files lie and whatever they are called.
+"""How much of one text also occurs in another, by content, independent of file names and paths.
 
-The text to score is cut into windows of about `WINDOW_BYTES` bytes that do not overlap; a window counts where the same
+The text to score is cut into windows of about `WINDOW_BYTES` bytes that do not overlap; a window counts if the same
 tokens occur anywhere in the training text. Documents shorter than a window are not compared.
 
 Shapes: T tokens, W tokens of a window.
@@ -21,23 +21,23 @@ TABLE_BITS = 22
 
 @dataclass(frozen=True, kw_only=True)
 class Overlap:
-    """What of a text to score occurs in the training text."""
+    """How much of a scored text occurs in the training text."""
 
     windows: int
     """Windows compared."""
     found: int
-    """Of these, windows that the training text holds too."""
+    """Number of these that also occur in the training text."""
     documents: int
-    """Documents with at least one of them."""
+    """Documents with at least one such window."""
 
     @property
     def share(self) -> float:
-        """From 0 to 1; 0 where nothing could be compared."""
+        """From 0 to 1; 0 if nothing could be compared."""
         return self.found / self.windows if self.windows else 0.0
 
 
 def find_overlap(training: TokenStore, scored: TokenStore) -> Overlap:
-    """Compare two texts that one tokenizer has tokenized."""
+    """Compare two texts tokenized by the same tokenizer."""
     size = window_size(scored)
     documents, hashes = [], []
     for number in range(len(scored)):
@@ -56,13 +56,13 @@ def find_overlap(training: TokenStore, scored: TokenStore) -> Overlap:
 
 
 def describe_overlap(name: str, overlap: Overlap) -> str:
-    """What to warn of, in two sentences; empty where nothing overlaps."""
+    """A warning in two sentences; empty without overlap."""
     if not overlap.found:
         return ""
     share = f"{overlap.share:.1%}" if overlap.share >= 0.0005 else "Less than 0.1%"
     return (
         f"{share} of {name} also occurs in the training data ({overlap.documents:,} "
-        f"document{'s' if overlap.documents > 1 else ''}), so its scores partly measure what the model remembers. "
+        f"document{'s' if overlap.documents > 1 else ''}), so its scores partly measure memorization. "
         f"Train on one split and score another."
     )
 
@@ -74,7 +74,7 @@ def window_size(store: TokenStore) -> int:
 
 
 def hash_windows(tokens: np.ndarray, size: int) -> np.ndarray:
-    """Of every window of `size` tokens, a power of two: [T] -> [T - W + 1] uint64. Empty where T < W."""
+    """Hashes of every window of `size` tokens, a power of two: [T] -> [T - W + 1] uint64. Empty if T < W."""
     if len(tokens) < size:
         return np.empty(0, np.uint64)
     hashes = _mix(tokens.astype(np.uint64))
@@ -94,7 +94,7 @@ def _mix(values: np.ndarray) -> np.ndarray:
 
 def _occurring(training: TokenStore, wanted: np.ndarray, size: int) -> np.ndarray:
     """Which of the sorted hashes occur in the training text."""
-    # a small table settles nearly every window with one look
+    # a small table decides nearly every window with one lookup
     table = np.zeros(1 << TABLE_BITS, dtype=bool)
     shift = np.uint64(64 - TABLE_BITS)
     table[wanted >> shift] = True

@@ -1,7 +1,7 @@
-"""Rows of one length from documents of any length.
+"""Pack documents of any length into rows of one length.
 
-Long documents are cut into whole rows; what is left of them, and short documents, share rows as segments. A label is
-never asked for across a boundary: the first token of a segment has none. Shapes: L the length of a row, P pieces.
+Long documents are cut into full rows; their ends and short documents share rows as segments. The first token of a
+segment has no label, so nothing is predicted across a boundary. Shapes: L row length, P pieces.
 """
 
 from bisect import bisect_left, insort
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from ..registry import counted
 from .tokens import TokenStore
 
 IGNORED = -100
@@ -21,43 +22,46 @@ PADDING_SEGMENT = 0
 
 @dataclass(frozen=True, kw_only=True)
 class PackingReport:
-    """What became of the documents. Counts are those of one epoch."""
+    """Counts of packed, padded and skipped tokens in one epoch."""
 
     documents: int
     tokens: int
     rows: int
     padding: int
-    """Places in rows that hold no token."""
+    """Padding positions in all rows."""
     skipped_documents: int
-    """Shorter than the minimum asked for."""
+    """Documents shorter than the minimum."""
     dropped_tokens: int
-    """In skipped documents and dropped remainders."""
+    """Tokens of skipped documents and dropped remainders."""
 
     def __str__(self) -> str:
         places = self.tokens + self.padding
-        said = f"{self.documents:,} documents, {self.tokens:,} tokens in {self.rows:,} rows, "
-        said += f"{self.padding / places:.2%} padding"
+        text = (
+            f"{counted(self.documents, 'document')}, {counted(self.tokens, 'token')} in {counted(self.rows, 'row')}, "
+        )
+        text += f"{self.padding / places:.2%} padding"
         if self.dropped_tokens:
-            said += f"; left out: {self.skipped_documents:,} documents, {self.dropped_tokens:,} tokens in all"
-        return said
+            skipped, dropped = counted(self.skipped_documents, "document"), counted(self.dropped_tokens, "token")
+            text += f"; skipped: {skipped}, {dropped} in total"
+        return text
 
 
 class Layout(NamedTuple):
-    """Which pieces of the store make up which row."""
+    """The pieces of the store in each row."""
 
     starts: np.ndarray
-    """[P], where each piece begins in the store."""
+    """[P]: start of each piece in the store."""
     sizes: np.ndarray
-    """[P], its tokens."""
+    """[P]: tokens per piece."""
     rows: np.ndarray
-    """[rows + 1], the first piece of each row, and the end."""
+    """[rows + 1]: first piece of each row, and the end."""
 
 
 class PackedDataset(Dataset[dict[str, Tensor]]):
-    """Numbered rows `input_ids`, `labels` and, where a row is not one piece, `segment_ids`, all [L] int64.
+    """Numbered rows of `input_ids`, `labels` and, for rows of several pieces, `segment_ids`, all [L] int64.
 
-    Row i depends on store, length, seed and i alone. Every run through all rows (an epoch) has its own order, and
-    numbers go on through the epochs without end.
+    Row i depends only on store, length, seed and i. Every epoch has its own order, and row numbers continue through the
+    epochs without end.
     """
 
     def __init__(
@@ -71,9 +75,9 @@ class PackedDataset(Dataset[dict[str, Tensor]]):
         min_tokens: int = 1,
         drop_remainders: bool = False,
     ):
-        """size: what `len` says, one epoch when left out. min_tokens: shorter documents are left out.
+        """size: the value of `len`. Default: one epoch. min_tokens: skip shorter documents.
 
-        drop_remainders: keep only rows that are one piece, as long-context training wants it.
+        drop_remainders: keep only rows of one piece, for long-context training.
         """
         self.store = store
         self.length = length
@@ -94,18 +98,18 @@ class PackedDataset(Dataset[dict[str, Tensor]]):
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         if index < 0:
-            raise IndexError(f"Rows are numbered from 0; {index} was asked for.")
+            raise IndexError(f"Row numbers start at 0; got {index}.")
         epoch, place = divmod(index, self.report.rows)
         if not self.shuffle:
             return self.row(place)
         if epoch != self._epoch:
-            # a large odd multiplier keeps the seeds of neighbouring runs apart
+            # a large odd multiplier separates the random streams of neighbouring seeds
             generator = torch.Generator().manual_seed((self.seed * 1_000_003 + epoch) % 2**63)
             self._order, self._epoch = torch.randperm(self.report.rows, generator=generator), epoch
         return self.row(int(self._order[place]))
 
     def row(self, number: int) -> dict[str, Tensor]:
-        """A row by its place in the layout."""
+        """A row by its index in the layout."""
         first, last = int(self.layout.rows[number]), int(self.layout.rows[number + 1])
         tokens = torch.full((self.length,), self.store.facts.pad_id)
         labels = torch.full((self.length,), IGNORED)
@@ -125,7 +129,7 @@ class PackedDataset(Dataset[dict[str, Tensor]]):
 
 
 def collate_rows(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Stack rows of one length; `segment_ids` appear when any row has them, since plain causal rows are faster."""
+    """Stack rows of one length. `segment_ids` appear only if a row has them, since plain causal rows are faster."""
     names = ["input_ids", "labels"]
     if any("segment_ids" in row for row in rows):
         names.append("segment_ids")
@@ -136,9 +140,9 @@ def collate_rows(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
 def lay_out(
     store: TokenStore, length: int, min_tokens: int = 1, drop_remainders: bool = False
 ) -> tuple[Layout, PackingReport]:
-    """Decide which tokens share a row."""
+    """Assign tokens to rows."""
     if length < 2:
-        raise ValueError(f"Rows need a length of 2 or more, since the first token is never predicted; it is {length}.")
+        raise ValueError(f"Row length is {length}; it must be at least 2, since the first token is never predicted.")
     lengths = store.lengths
     kept = np.flatnonzero(lengths >= max(min_tokens, length if drop_remainders else 1))
     if not len(kept):
@@ -149,7 +153,7 @@ def lay_out(
         )
     counts = lengths[kept] // length
     begins = store.starts[:-1][kept]
-    # every document's whole rows, one after another: number of the row inside its document
+    # full rows of every document in order: index of the row within its document
     nth = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     starts = np.repeat(begins, counts) + nth * length
     sizes = np.full(len(starts), length, dtype=np.int64)
@@ -177,12 +181,12 @@ def lay_out(
 
 
 def pack_pieces(sizes: list[int], length: int) -> list[list[int]]:
-    """Best-fit decreasing: the largest piece first, each into the fullest row that still takes it.
+    """Best-fit decreasing: place the largest piece first, each into the fullest row that has room.
 
-    Returns the pieces of each row, in the order in which they were put there.
+    Returns the pieces of each row in the order they were placed.
     """
     rows: list[list[int]] = []
-    # rows that have room, by how much room; and the rooms that occur, sorted
+    # rows with room, by remaining space; and the sorted list of spaces
     with_room: dict[int, list[int]] = {}
     rooms: list[int] = []
     for piece in sorted(range(len(sizes)), key=lambda piece: (-sizes[piece], piece)):

@@ -1,6 +1,6 @@
-"""Examples of SCROLLS (Shaham et al., arXiv 2201.03533), from local files or the official data set, in one form.
+"""SCROLLS examples (Shaham et al., arXiv 2201.03533) from local files or the official data set.
 
-Local files are JSON lines, one document a line:
+Local files are JSON lines, one document per line:
 {"task", "split", "doc_id", "document", "items": [{"id", "question", "choices" or null, "answers": [...]}]}
 """
 
@@ -21,18 +21,18 @@ from ..runs.errors import first_line
 from .text import ARCHIVES, COMPRESSED, JSON_LINES, find_files
 
 OFFICIAL = "tau/scrolls"
-"""The official data set on the Hugging Face Hub, an archive for each set. Its loading script, which `datasets` since
-version 4 does not run any more, is not needed to read them."""
+"""The official data set on the Hugging Face Hub, one archive per set. Its loading script, which `datasets` 4 no longer
+runs, is not needed."""
 PLACES = ("data/scrolls", "data/scrolls.tar.xz")
-"""Where files are looked for, from the working directory and from $EQUITAPE_DATA."""
+"""Where files are searched, relative to the working directory and to $EQUITAPE_DATA."""
 SPLITS = {"valid": ("valid", "validation", "val", "dev"), "test": ("test",), "train": ("train",)}
 OTHERWISE = (
-    "Name a file, folder or archive of .jsonl files that has it, or none: then the official data set is downloaded, "
-    "where there is a network."
+    "Give a file, folder or archive with .jsonl files of it, or none: the official data set is then downloaded if "
+    "there is a network."
 )
-"""How to get data that is not where it was said to be."""
+"""How to get missing data."""
 ELSEWHERE = {"squality": "github.com/nyu-mll/SQuALITY"}
-"""Sets that the official data set does not have, and where they are published."""
+"""Sets that are not in the official data set, and where they are published."""
 ASKED = ("qasper", "contract_nli", "narrative_qa", "quality", "qmsum")
 """Sets whose official inputs begin with the question and a blank line."""
 
@@ -47,27 +47,27 @@ class Item:
     choices: tuple[str, ...] | None
     answers: tuple[str, ...]
     place: str = ""
-    """Where it was read."""
+    """File and line it was read from."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Examples:
-    """What was found, and where."""
+    """Items found, and their source."""
 
     items: list[Item]
     split: str
     source: str
     digest: str
-    """Of all items."""
+    """Digest of all items."""
 
 
 def load_examples(dataset: str, source: str | None = None, split: str | None = None) -> Examples:
-    """The questions of a set. source: file, folder or archive; the usual places, then the official data when left out.
+    """The questions of a set. source: file, folder or archive. Default: the standard paths, then the official data.
 
-    split: valid, test or train; the first of them that is there when left out.
+    split: valid, test or train. Default: the first of these that exists.
     """
     if split is not None and split not in SPLITS:
-        raise ValueError(f"There is no split {split!r} of SCROLLS; use {', '.join(SPLITS)}.")
+        raise ValueError(f"SCROLLS has no split {split!r}; use {', '.join(SPLITS)}.")
     if source is not None:
         try:
             find_files(source)
@@ -82,51 +82,49 @@ def load_examples(dataset: str, source: str | None = None, split: str | None = N
                 return choose_split(dataset, str(place), found, split)
     if dataset in ELSEWHERE:
         raise ValueError(
-            f"The data of scrolls:{dataset} is missing. Looked for .jsonl files of it in {', '.join(looked)}; SCROLLS "
-            f"does not have it. Get it from {ELSEWHERE[dataset]} and name a file, folder or archive by data=PATH."
+            f"The data of scrolls:{dataset} is missing. No .jsonl files of it in {', '.join(looked)}; SCROLLS "
+            f"does not include it. Get it from {ELSEWHERE[dataset]} and give a file, folder or archive with data=PATH."
         )
     try:
         return choose_split(dataset, f"hf:{OFFICIAL}/{dataset}.zip", read_official(dataset, split), split)
     except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        # the Hub and its cache fail in their own ways, each with a long text
+        # the Hub and its cache raise various errors with long messages
         raise ValueError(
-            f"The data of scrolls:{dataset} is missing. Looked for .jsonl files of it in {', '.join(looked)}, and for "
-            f"{dataset}.zip of the official data set {OFFICIAL!r} on the Hugging Face Hub ({first_line(error)}). Name "
-            f"a file, folder or archive by data=PATH, or let the official one be downloaded where there is a network."
+            f"The data of scrolls:{dataset} is missing. No .jsonl files of it in {', '.join(looked)}, and no "
+            f"{dataset}.zip of the official data set {OFFICIAL!r} on the Hugging Face Hub ({first_line(error)}). Give "
+            f"a file, folder or archive with data=PATH, or connect to a network to download the official one."
         ) from None
 
 
 def usual_places() -> list[Path]:
-    """Where local files are looked for."""
+    """Paths searched for local files."""
     roots = [Path(), *([Path(os.environ["EQUITAPE_DATA"])] if os.environ.get("EQUITAPE_DATA") else [])]
     return [root / place for root in roots for place in (PLACES if root == Path() else ("scrolls", "scrolls.tar.xz"))]
 
 
 def choose_split(dataset: str, source: str, found: dict[str, list[Item]], split: str | None) -> Examples:
-    """One split of what was found."""
+    """One split of the items found."""
     there = [name for name in SPLITS if found.get(name)]
     wanted = split or next(iter(there), None)
     if wanted not in there:
-        missing = f"no split {wanted!r} of it, only {', '.join(there)}" if there else "nothing of it"
-        raise ValueError(f"The data of scrolls:{dataset} is missing: {source!r} holds {missing}. {OTHERWISE}")
+        missing = f"no split {wanted!r}, only {', '.join(there)}" if there else "no items of this set"
+        raise ValueError(f"The data of scrolls:{dataset} is missing: {source!r} has {missing}. {OTHERWISE}")
     assert wanted is not None
     items = found[wanted]
     for item in items:
-        # not sooner: other splits, which are published without, may lie beside
+        # checked only for the wanted split: other splits are published without answers
         if not item.answers:
-            raise ValueError(
-                f"{item.place}: the item {item.id!r} has no answers to score by; add some, or take it out."
-            )
+            raise ValueError(f"{item.place}: item {item.id!r} has no answers to score against; add some, or remove it.")
     content = json.dumps([[item.id, item.document, item.question, item.choices, item.answers] for item in items])
     return Examples(items=items, split=wanted, source=source, digest=hashlib.sha256(content.encode()).hexdigest())
 
 
 def read_local(dataset: str, source: str) -> dict[str, list[Item]]:
-    """Items of one set by split, from the local form."""
+    """Items of one set by split, from local files."""
     found: dict[str, list[Item]] = {}
     for name, row in read_rows(source):
         if not isinstance(row, dict) or not isinstance(row.get("items"), list):
-            # a list of files, or other things that lie beside
+            # skip other files in the folder
             continue
         try:
             if row["task"] != dataset:
@@ -145,22 +143,22 @@ def read_local(dataset: str, source: str) -> dict[str, list[Item]]:
                 )
         except (KeyError, TypeError) as error:
             raise ValueError(
-                f"{name} is not of the form that SCROLLS files have here: task, split, document, items of id, "
+                f"{name} does not have the SCROLLS format: task, split, document, items with id, "
                 f"question, choices, answers ({type(error).__name__}: {error})."
             ) from None
     return found
 
 
 def read_answers(item: dict[str, Any]) -> tuple[str, ...]:
-    """The reference answers of an item; none where it is said that there are none."""
+    """The reference answers of an item; empty if it has none."""
     answers = item["answers"] or []
     if not isinstance(answers, list) or not all(isinstance(answer, str) for answer in answers):
-        raise TypeError(f"the answers of item {item['id']!r} are no list of texts")
+        raise TypeError(f"the answers of item {item['id']!r} are not a list of strings")
     return tuple(answers)
 
 
 def read_rows(source: str) -> Iterator[tuple[str, Any]]:
-    """(place, content) of every line of all .jsonl files of a source."""
+    """(place, content) of every line in all .jsonl files of a source."""
     files, inside = find_files(source)
     for file in files:
         try:
@@ -176,12 +174,12 @@ def read_rows(source: str) -> Iterator[tuple[str, Any]]:
                     yield from parse_lines(str(file), stream)
         except (tarfile.TarError, lzma.LZMAError, zlib.error, EOFError, OSError) as error:
             raise ValueError(
-                f"{str(file)!r} cannot be read to its end ({first_line(error)}); fetch or pack it again."
+                f"{str(file)!r} is truncated or damaged ({first_line(error)}); download or pack it again."
             ) from error
 
 
 def parse_lines(name: str, stream: IO[bytes]) -> Iterator[tuple[str, Any]]:
-    """Lines of JSON, decompressed where the name says so."""
+    """Lines of JSON, decompressed according to the file name."""
     for ending, decompress in COMPRESSED.items():
         if name.endswith(ending):
             stream = decompress(stream)
@@ -199,12 +197,12 @@ def parse_lines(name: str, stream: IO[bytes]) -> Iterator[tuple[str, Any]]:
 
 
 def read_official(dataset: str, split: str | None) -> dict[str, list[Item]]:
-    """Items of the official data set, which publishes answers of its training and validation splits alone."""
+    """Items of the official data set, which has answers only for its training and validation splits."""
     from huggingface_hub import hf_hub_download
 
     name = {"valid": "validation", None: "validation"}.get(split, split)
     path = hf_hub_download(OFFICIAL, f"{dataset}.zip", repo_type="dataset")
-    # a question with several answers comes once for each of them
+    # a question with several answers has one row per answer
     merged: dict[str, dict[str, Any]] = {}
     with zipfile.ZipFile(path) as archive, archive.open(f"{dataset}/{name}.jsonl") as stream:
         for _, row in parse_lines(path, stream):
@@ -216,7 +214,7 @@ def read_official(dataset: str, split: str | None) -> dict[str, list[Item]]:
 
 
 def make_official_item(dataset: str, key: str, text: str, answers: list[str]) -> Item:
-    """Take the official input, question first, apart."""
+    """Split the official input into question and document."""
     question: str | None = None
     choices: tuple[str, ...] | None = None
     if dataset in ASKED:

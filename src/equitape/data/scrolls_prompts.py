@@ -1,4 +1,4 @@
-"""How a question of SCROLLS is put to a causal model, and what of a document is cut when it is too long."""
+"""Prompts for SCROLLS questions, and truncation of documents that are too long."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -12,18 +12,18 @@ CutRule = Literal["end", "middle", "start"]
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
-    """What is particular to one of the sets."""
+    """Properties of one SCROLLS set."""
 
     metric: str
     """ "f1", "exact_match" or "rouge", as SCROLLS scores it."""
     new_tokens: int
-    """Most tokens of an answer."""
+    """Maximum tokens of an answer."""
     question: str = "Question"
     answer: str = "Answer"
     asks: str | None = None
-    """The question, where items have none."""
+    """The question, if items have none."""
     lines: bool = False
-    """Whether answers have several lines; others end with the first one."""
+    """Whether answers may have several lines; others end with the first line."""
 
 
 SUMMARY = "What is a summary of the preceding text?"
@@ -35,26 +35,26 @@ DATASETS = {
     "qmsum": Dataset(metric="rouge", new_tokens=256),
     "summ_screen_fd": Dataset(metric="rouge", new_tokens=256, asks=SUMMARY),
     "gov_report": Dataset(metric="rouge", new_tokens=768, asks=SUMMARY, lines=True),
-    # not of SCROLLS but of ZeroSCROLLS, whose metric it shares
+    # from ZeroSCROLLS, which uses the same metric
     "squality": Dataset(metric="rouge", new_tokens=512, lines=True),
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prompt:
-    """A prompt, and how much of its document was cut."""
+    """A prompt, and how much of its document was truncated."""
 
     tokens: list[int]
     document_tokens: int
-    """Of the whole document."""
+    """Tokens of the full document."""
     cut_tokens: int
 
 
 def question_of(dataset: str, item: Item) -> str:
-    """What follows the document, up to where the answer begins."""
+    """The text after the document, up to the answer."""
     facts = DATASETS[dataset]
     asked = facts.asks or item.question or SUMMARY
-    # the conclusions of ContractNLI are the same everywhere, and SCROLLS does not list them
+    # ContractNLI has the same choices everywhere, and SCROLLS does not list them
     listed = item.choices if dataset != "contract_nli" else None
     lines = [f"{facts.question}: {asked.strip()}"]
     lines += [f" ({letter}) {choice}" for letter, choice in zip("ABCDEFGH", listed or (), strict=False)]
@@ -62,9 +62,9 @@ def question_of(dataset: str, item: Item) -> str:
 
 
 def kept_parts(count: int, room: int, rule: str) -> list[slice]:
-    """Which of the `count` tokens of a document are kept where there is room for `room`.
+    """The kept token ranges of a document with `count` tokens and room for `room`.
 
-    rule: "end" cuts its end, "start" its beginning, "middle" its middle.
+    rule: which part to drop: "end", "start" or "middle".
     """
     check_value(rule, CutRule, "cut")
     if count <= room:
@@ -74,7 +74,7 @@ def kept_parts(count: int, room: int, rule: str) -> list[slice]:
 
 
 class PromptWriter:
-    """Prompts of one set by one tokenizer: document, question, "Answer:". Documents are tokenized once."""
+    """Prompts of one set for one tokenizer: document, question, "Answer:". Each document is tokenized once."""
 
     def __init__(self, dataset: str, encode: PieceTokenizer, rule: str):
         self.dataset = dataset
@@ -90,17 +90,17 @@ class PromptWriter:
         return self._documents[text]
 
     def needed(self, item: Item) -> int:
-        """The fewest tokens of a prompt: all of it, and one token of the document."""
+        """Minimum tokens of a prompt: everything but the document, plus one document token."""
         return len(self.beginning) + len(self.encode(question_of(self.dataset, item))) + 1
 
     def write(self, item: Item, limit: int) -> Prompt:
-        """A prompt of at most `limit` tokens. Only the document is ever cut."""
+        """A prompt of at most `limit` tokens. Only the document is truncated."""
         question = self.encode(question_of(self.dataset, item))
         room = limit - len(self.beginning) - len(question)
         if room < 1:
             raise ValueError(
-                f"A prompt of {limit} tokens has no room for a document: the question {item.id!r} alone takes "
-                f"{limit - room}. Ask for a longer length."
+                f"A prompt of {limit} tokens has no room for a document: question {item.id!r} alone needs "
+                f"{limit - room}. Use a longer length."
             )
         document = self.document(item.document)
         kept = [token for part in kept_parts(len(document), room, self.rule) for token in document[part]]

@@ -1,4 +1,4 @@
-"""Packed rows of documents that are read as they are needed, for data that is not to be cached."""
+"""Packed rows of documents that are streamed on demand, without a cache."""
 
 from collections.abc import Iterator
 from itertools import count
@@ -16,12 +16,12 @@ ENDLESS = 10**9
 
 
 class StreamedRows(Dataset[dict[str, Tensor]]):
-    """Numbered rows as of `PackedDataset`, made from some documents at a time; to be asked for in growing order.
+    """Numbered rows as in `PackedDataset`, packed block by block; request them in increasing order.
 
-    Documents are taken in their order until they fill a block of `block_rows` rows; these are packed and shuffled among
-    themselves. Row i depends on the sources, length, block_rows, seed and i alone, so any number of workers and
-    processes sees the same rows; each of them reads all documents. A run is resumed by asking for a later row, which
-    reads and skips what comes before; an earlier row than the last one starts from the beginning.
+    Documents are read in order until they fill a block of `block_rows` rows, which is packed and shuffled. Row i
+    depends only on the sources, length, block_rows, seed and i, so any number of workers and processes sees the same
+    rows; each reads all documents. To resume, request a later row: this reads and skips what comes before. An earlier
+    row restarts from the beginning.
     """
 
     def __init__(
@@ -37,10 +37,10 @@ class StreamedRows(Dataset[dict[str, Tensor]]):
         drop_remainders: bool = False,
         block_rows: int = 1024,
     ):
-        """Arguments as of `PackedDataset`; size: what `len` says, since the number of rows is not known."""
+        """Arguments as in `PackedDataset`. size: the value of `len`, since the number of rows is unknown."""
         if block_rows < 1:
-            raise ValueError(f"A block needs at least one row; block_rows is {block_rows}.")
-        # refuses what is missing before any work
+            raise ValueError(f"block_rows is {block_rows}; it must be at least 1.")
+        # fail on missing sources before any work
         read_documents(sources)
         self.sources = sources
         self.tokenizer = tokenizer
@@ -59,7 +59,7 @@ class StreamedRows(Dataset[dict[str, Tensor]]):
         self._first = self._stop = 0
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy in another process starts from the beginning."""
+        """Restart from the beginning in another process."""
         return {**self.__dict__, "_blocks": None, "_block": None, "_first": 0, "_stop": 0}
 
     def __len__(self) -> int:
@@ -67,7 +67,7 @@ class StreamedRows(Dataset[dict[str, Tensor]]):
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         if index < 0:
-            raise IndexError(f"Rows are numbered from 0; {index} was asked for.")
+            raise IndexError(f"Row numbers start at 0; got {index}.")
         if index < self._first:
             self._restart()
         if self._blocks is None:
@@ -79,7 +79,7 @@ class StreamedRows(Dataset[dict[str, Tensor]]):
         return self._block[index - self._first]
 
     def _read_blocks(self) -> Iterator[PackedDataset]:
-        """All documents again and again, a block at a time."""
+        """Blocks of documents, repeated without end."""
         number = count()
         least = max(self.min_tokens, self.length if self.drop_remainders else 1)
         for epoch in count():
@@ -108,7 +108,7 @@ class StreamedRows(Dataset[dict[str, Tensor]]):
         return PackedDataset(
             store_in_memory(documents, sizes, self.tokenizer),
             self.length,
-            # every block its own order, as an epoch of a packed dataset has
+            # each block has its own order, as an epoch of a packed dataset
             seed=self.seed * 1_000_003 + number,
             shuffle=self.shuffle,
             drop_remainders=self.drop_remainders,

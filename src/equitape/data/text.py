@@ -1,8 +1,7 @@
-"""Documents from files, folders, archives, JSON lines and Hugging Face datasets, one at a time and always in one order.
+"""Documents from files, folders, archives, JSON lines and Hugging Face datasets, streamed in a fixed order.
 
-A source is a path, `hf:NAME:CONFIG:SPLIT`, or `shipped:train` and `shipped:valid`, the text that comes with the
-package. A path may continue inside an archive: `books.tar.xz/books/test`. A relative path that does not exist is
-looked for under $EQUITAPE_DATA.
+A source is a path, `hf:NAME:CONFIG:SPLIT`, or the built-in `shipped:train` or `shipped:valid`. A path may continue
+inside an archive: `books.tar.xz/books/test`. A relative path that does not exist is searched under $EQUITAPE_DATA.
 """
 
 import gzip
@@ -23,22 +22,22 @@ Sources = Source | Sequence[Source]
 HUB_PREFIX = "hf:"
 SHIPPED_PREFIX = "shipped:"
 SHIPPED = Path(__file__).parent / "shipped"
-"""Public-domain novels that come with the package; LICENCE in that folder names their origin."""
+"""Built-in public-domain novels; LICENCE in that folder gives their origin."""
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".txz", ".tar.bz2")
 JSON_LINES = (".jsonl", ".jsonl.gz", ".jsonl.xz")
 TEXT_FIELDS = ("text", "document")
-"""Where a JSON line or a dataset's row keeps its text; the first one present counts."""
+"""Field names of the text in a JSON line or dataset row; the first one present is used."""
 COMPRESSED: dict[str, Callable[[Any], IO[bytes]]] = {".gz": gzip.open, ".xz": lzma.open}  # type: ignore[dict-item]
 
 
 MOST_DOCUMENT_BYTES = 2**31
-"""A larger document is refused: a small damaged or malicious file can unpack to more than the memory holds."""
+"""Maximum size of a document: a small damaged or malicious file can unpack to more than fits in memory."""
 DAMAGED = (OSError, EOFError, lzma.LZMAError, zlib.error)
-"""What reading a damaged file raises."""
+"""Errors of reading a damaged file."""
 
 
 class Document(NamedTuple):
-    """One text with the name of where it came from."""
+    """A text and its origin."""
 
     name: str
     text: str
@@ -48,15 +47,15 @@ def list_sources(sources: Sources) -> list[str]:
     """One source or several, as a list of strings."""
     given = [sources] if isinstance(sources, (str, Path)) else list(sources)
     if not given:
-        raise ValueError("No data was named; give a file, a folder, an archive or hf:NAME.")
+        raise ValueError("No data given; give a file, a folder, an archive or hf:NAME.")
     return [str(source) for source in given]
 
 
 def read_documents(sources: Sources) -> Iterator[Document]:
-    """The documents of one source or of several, one after another.
+    """The documents of one or several sources, in order.
 
-    A missing path or an empty folder is refused at once, unreadable content when it is reached. Files of a folder come
-    sorted by name, hidden ones left out; members of an archive and lines of a file come in their own order.
+    A missing path or an empty folder raises at once, unreadable content when it is reached. Files of a folder are
+    sorted by name, without hidden ones; members of an archive and lines of a file keep their order.
     """
     names = list_sources(sources)
     for name in names:
@@ -66,9 +65,9 @@ def read_documents(sources: Sources) -> Iterator[Document]:
 
 
 def candidate_paths(source: Source) -> list[Path]:
-    """Where a local source may lie: at its own path, and if that is relative, under $EQUITAPE_DATA.
+    """Candidate paths of a local source: its own path and, if relative, the path under $EQUITAPE_DATA.
 
-    A leading `data/` stands for the data folder itself: `data/books` is also `$EQUITAPE_DATA/books`.
+    A leading `data/` means the data folder: `data/books` is also `$EQUITAPE_DATA/books`.
     """
     if str(source).startswith(SHIPPED_PREFIX):
         return [SHIPPED / str(source).removeprefix(SHIPPED_PREFIX)]
@@ -79,26 +78,26 @@ def candidate_paths(source: Source) -> list[Path]:
 
 
 def find_files(source: Source) -> tuple[list[Path], str]:
-    """The files a local source reads, and the part of its path that lies inside an archive ("" for none)."""
+    """The files of a local source, and the part of its path inside an archive ("" for none)."""
     candidates = candidate_paths(source)
     for path in candidates:
         found = _find_at(path, source)
         if found is not None:
             return found
     if str(source).startswith(SHIPPED_PREFIX):
-        raise ValueError(f"Cannot find {str(source)!r}; the shipped texts are shipped:train and shipped:valid.")
+        raise ValueError(f"Cannot find {str(source)!r}; the built-in texts are shipped:train and shipped:valid.")
     raise ValueError(
-        f"There is no file or folder {str(source)!r}; check the path (looked for {' and '.join(map(str, candidates))} "
-        f"from {Path.cwd()}), set EQUITAPE_DATA to your data folder, or run equitape data to see what can be had."
+        f"There is no file or folder {str(source)!r}; check the path (tried {' and '.join(map(str, candidates))} "
+        f"from {Path.cwd()}), set EQUITAPE_DATA to your data folder, or run equitape data to list data sets."
     )
 
 
 def _find_at(path: Path, source: Source) -> tuple[list[Path], str] | None:
-    """As `find_files`, at one path; None if there is nothing."""
+    """`find_files` for one path; None if nothing exists there."""
     if path.is_dir():
         files = sorted(file for file in _walk(path) if file.is_file())
         if not files:
-            raise ValueError(f"The folder {str(source)!r} holds no files; put text files into it.")
+            raise ValueError(f"The folder {str(source)!r} has no files; put text files into it.")
         return files, ""
     if path.exists():
         return [path], ""
@@ -107,16 +106,16 @@ def _find_at(path: Path, source: Source) -> tuple[list[Path], str] | None:
             if archive.name.endswith(ARCHIVES):
                 return [archive], path.relative_to(archive).as_posix()
             raise ValueError(
-                f"{str(source)!r} goes on inside {str(archive)!r}, which is not an archive ({', '.join(ARCHIVES)})."
+                f"{str(source)!r} continues inside {str(archive)!r}, which is not an archive ({', '.join(ARCHIVES)})."
             )
     return None
 
 
 def _walk(folder: Path) -> Iterator[Path]:
-    """What lies in a folder and in those inside it, hidden ones left out; none of them may be closed to us."""
+    """All files below a folder, without hidden ones; raises ValueError if a folder is unreadable."""
 
     def refuse(error: OSError) -> None:
-        raise ValueError(f"The folder {error.filename!r} cannot be read ({error.strerror}); check its permissions.")
+        raise ValueError(f"Cannot read the folder {error.filename!r} ({error.strerror}); check its permissions.")
 
     for place, folders, names in os.walk(folder, onerror=refuse):
         folders[:] = [name for name in folders if not _is_hidden((name,))]
@@ -124,18 +123,18 @@ def _walk(folder: Path) -> Iterator[Path]:
 
 
 def describe_sources(sources: Sources) -> str:
-    """What decides whether sources have changed: of every file its path, size and time of change."""
+    """The identity of sources: path, size and modification time of every file."""
     entries: list[Any] = []
     for source in list_sources(sources):
         files, inside = ([], "") if source.startswith(HUB_PREFIX) else find_files(source)
         known = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-        # a local source is its files, however its path was written
+        # a local source is identified by its files, not by how its path was written
         entries.append([inside, known] if files else source)
     return json.dumps(entries)
 
 
 def short_names(sources: Sequence[str]) -> list[str]:
-    """What to call sources: the last part of a path, or as many as tell it from the others; nothing of the machine."""
+    """Short unique names of sources: the last part of a path, or more parts if needed; no machine-specific parts."""
     parts = [(source,) if source.startswith(HUB_PREFIX) else PurePosixPath(source).parts for source in sources]
     names = []
     for mine in parts:
@@ -152,7 +151,7 @@ def _read_all(names: Iterable[str]) -> Iterator[Document]:
             empty = False
             yield document
         if empty:
-            raise ValueError(f"{name!r} holds no text; give a source with at least one document that is not empty.")
+            raise ValueError(f"{name!r} has no text; give a source with at least one non-empty document.")
 
 
 def _read_local(source: str) -> Iterator[Document]:
@@ -166,11 +165,11 @@ def _open(file: Path) -> IO[bytes]:
     try:
         return file.open("rb")
     except OSError as error:
-        raise ValueError(f"{str(file)!r} cannot be read ({error.strerror}); check its permissions.") from error
+        raise ValueError(f"Cannot read {str(file)!r} ({error.strerror}); check its permissions.") from error
 
 
 def _read_stream(name: str, stream: IO[bytes], inside: str = "") -> Iterator[Document]:
-    """The documents of one file, told by its name: archive, JSON lines, or one text."""
+    """The documents of one file, by its extension: archive, JSON lines, or one text."""
     if name.endswith(ARCHIVES):
         yield from _read_archive(name, stream, inside)
         return
@@ -186,7 +185,7 @@ def _read_stream(name: str, stream: IO[bytes], inside: str = "") -> Iterator[Doc
 
 
 def _read_archive(name: str, stream: IO[bytes], inside: str) -> Iterator[Document]:
-    """Members in the archive's own order, so that it is read once from front to back."""
+    """Members in archive order, so that it is read once, front to back."""
     found = False
     try:
         with tarfile.open(fileobj=stream, mode="r|*", tarinfo=StrictMember) as archive:
@@ -199,17 +198,17 @@ def _read_archive(name: str, stream: IO[bytes], inside: str) -> Iterator[Documen
                 _check_size(f"{name}/{path}", member.size)
                 content = archive.extractfile(member)
                 assert content is not None
-                # a member is read whole: what decompresses it may want to seek, which the archive cannot
+                # read the full member: decompressing it may seek, which the archive cannot
                 yield from _read_stream(f"{name}/{path}", io.BytesIO(content.read()))
             _check_end(archive)
     except (tarfile.TarError, *DAMAGED) as error:
-        raise ValueError(f"{name!r} is not a whole archive ({error}); fetch or pack it again.") from error
+        raise ValueError(f"{name!r} is a truncated or damaged archive ({error}); download or pack it again.") from error
     if inside and not found:
         raise ValueError(f"The archive {name!r} has nothing under {inside!r}; list it with: tar tf {name}")
 
 
 class StrictMember(tarfile.TarInfo):
-    """A member of an archive. tarfile takes a damaged header, or a missing end, for the end of the archive."""
+    """A strict archive member. tarfile treats a damaged header or a missing end as the end of the archive."""
 
     @classmethod
     def fromtarfile(cls, archive: tarfile.TarFile) -> "StrictMember":
@@ -225,7 +224,7 @@ class StrictMember(tarfile.TarInfo):
 
 
 def _check_end(archive: tarfile.TarFile) -> None:
-    """Refuse what follows the end mark: members behind a header of zeros, or a second archive."""
+    """Raise an error for data after the end mark: members behind a header of zeros, or a second archive."""
     stream: Any = archive.fileobj
     while block := stream.read(tarfile.RECORDSIZE):
         if block.strip(b"\0"):
@@ -235,7 +234,7 @@ def _check_end(archive: tarfile.TarFile) -> None:
 def _check_size(name: str, size: int) -> None:
     if size > MOST_DOCUMENT_BYTES:
         raise ValueError(
-            f"{name!r} unpacks to more than {MOST_DOCUMENT_BYTES / 2**30:g} GiB, the most for one document; split it."
+            f"{name!r} unpacks to more than {MOST_DOCUMENT_BYTES / 2**30:g} GiB, the limit for one document; split it."
         )
 
 
@@ -271,14 +270,14 @@ def _read_bytes(name: str, stream: IO[bytes], line: bool = False) -> bytes:
     try:
         content = stream.readline(MOST_DOCUMENT_BYTES + 1) if line else stream.read(MOST_DOCUMENT_BYTES + 1)
     except DAMAGED as error:
-        raise ValueError(f"{name!r} cannot be read to its end ({error}); fetch or pack it again.") from error
+        raise ValueError(f"{name!r} is truncated or damaged ({error}); download or pack it again.") from error
     _check_size(name, len(content))
     return content
 
 
 def _decode(name: str, content: bytes) -> str:
     if b"\0" in content:
-        raise ValueError(f"{name!r} is binary (it holds NUL bytes), not text; take it out or name a narrower path.")
+        raise ValueError(f"{name!r} is binary (it has NUL bytes), not text; remove it or give a narrower path.")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -292,21 +291,21 @@ def _is_hidden(parts: Iterable[str]) -> bool:
 
 
 def _read_hub(source: str) -> Iterator[Document]:
-    """Rows of a Hugging Face dataset, streamed; CONFIG and SPLIT may be left out or empty, the split is then train."""
+    """Rows of a streamed Hugging Face dataset. CONFIG and SPLIT are optional; the default split is train."""
     name, config, split, *rest = [*source.removeprefix(HUB_PREFIX).split(":"), "", ""]
     if not name or any(rest):
-        raise ValueError(f"{source!r} does not read as hf:NAME, hf:NAME:CONFIG or hf:NAME:CONFIG:SPLIT.")
+        raise ValueError(f"Cannot parse {source!r}; write hf:NAME, hf:NAME:CONFIG or hf:NAME:CONFIG:SPLIT.")
     try:
         from datasets import load_dataset
     except ImportError:
         raise ValueError(
-            f'{source!r} needs the package datasets; install it with pip install "equitape[data]", or name local files.'
+            f'{source!r} needs the package datasets; install it with pip install "equitape[data]", or use local files.'
         ) from None
     try:
         rows = load_dataset(name, config or None, split=split or "train", streaming=True)
     except Exception as error:
-        # the Hub, its cache and the dataset's own files each fail in their own ways
-        raise ValueError(f"The dataset {source!r} cannot be loaded ({error}).") from error
+        # the Hub, its cache and dataset files raise various errors
+        raise ValueError(f"Cannot load the dataset {source!r} ({error}).") from error
     for number, row in enumerate(rows):
         text = _text_of(row, f"Row {number} of {source!r}")
         if text:
@@ -319,6 +318,6 @@ def default_cache() -> Path:
 
 
 def entry(cache: str | Path | None, kind: str, *parts: str) -> Path:
-    """The folder of a thing of some kind that is made from these parts and changes with them."""
+    """The folder of a cache entry of some kind, which depends on these parts."""
     name = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
     return (Path(cache) if cache is not None else default_cache()) / kind / name

@@ -1,4 +1,4 @@
-"""Tokenizers: bytes, byte-level BPE trained on the spot, or one from a folder; all of them of transformers' classes."""
+"""Tokenizers: bytes, byte-level BPE trained on the data, or one from a folder; all are transformers tokenizers."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -16,11 +16,11 @@ END, PAD = "<|end|>", "<|pad|>"
 NUM_BYTES = 256
 TOKENIZER_FILES = re.compile(r"token|vocab|merges|spiece|sentencepiece|tekken|\.(model|spm|bpe)$", re.IGNORECASE)
 BPE_CHARACTERS = 100_000_000
-"""Text a vocabulary is learnt from at most; more of it changes little and takes long."""
+"""Maximum text to train a vocabulary on; more changes little and is slow."""
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """Byte b is token b; then come the end of a document and padding."""
+    """Byte b is token b, followed by the end-of-document and padding tokens."""
     vocabulary = {f"<0x{byte:02X}>": byte for byte in range(NUM_BYTES)}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], byte_fallback=True))
     tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
@@ -28,16 +28,16 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def train_bpe(documents: Iterable[Document], vocab_size: int) -> PreTrainedTokenizerFast:
-    """Byte-level BPE: any text can be written, and reading it back gives the same text."""
+    """Byte-level BPE: lossless for any text."""
     if vocab_size < NUM_BYTES + 2:
         raise ValueError(
-            f"A BPE vocabulary needs at least {NUM_BYTES + 2} entries (all bytes, end and padding); it is {vocab_size}."
+            f"vocab_size is {vocab_size}; BPE needs at least {NUM_BYTES + 2} entries (all bytes, end and padding)."
         )
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        # end and padding are added after training, so that the learnt entries come first
+        # add end and padding after training, so that learned entries come first
         vocab_size=vocab_size - 2,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
@@ -47,7 +47,7 @@ def train_bpe(documents: Iterable[Document], vocab_size: int) -> PreTrainedToken
 
 
 def cached_bpe(sources: Sources, vocab_size: int, cache: str | Path | None = None) -> Any:
-    """The BPE tokenizer of some sources, trained once and again when a file changes. cache: as of `build_tokens`."""
+    """The BPE tokenizer of some sources, cached and retrained when a file changes. cache: as in `build_tokens`."""
     home = entry(cache, "tokenizers", f"bpe {vocab_size} {BPE_CHARACTERS}", describe_sources(sources))
     if not home.is_dir():
         tokenizer = train_bpe(_first_characters(read_documents(sources), BPE_CHARACTERS), vocab_size)
@@ -65,24 +65,24 @@ def _first_characters(documents: Iterable[Document], limit: int) -> Iterator[Doc
 
 
 def load_tokenizer(name: str | Path) -> Any:
-    """The tokenizer called "bytes", or the one that a folder, a run or the Hugging Face Hub holds under this name."""
+    """The tokenizer "bytes", or the one of this name in a folder, a run or on the Hugging Face Hub."""
     if str(name) == "bytes":
         return byte_tokenizer()
     try:
         return AutoTokenizer.from_pretrained(model_folder(str(name)))
     except Exception as error:
-        # transformers raises a different error for each thing that may be missing; where no file is, none of them helps
+        # transformers raises various errors for a missing file, none of them helpful
         folder = Path(model_folder(str(name))).expanduser()
         damaged = folder.is_dir() and any(TOKENIZER_FILES.search(file.name) for file in folder.iterdir())
         reason = " ({})".format(str(error).strip().split("\n")[0]) if damaged else ""
         raise ValueError(
-            f"There is no tokenizer in {str(name)!r}{reason}; give 'bytes' or a folder that save_pretrained of a "
-            f"tokenizer wrote."
+            f"There is no tokenizer in {str(name)!r}{reason}; give 'bytes' or a folder written by save_pretrained of a "
+            f"tokenizer."
         ) from error
 
 
 def is_byte_tokenizer(tokenizer: Any) -> bool:
-    """Whether token ids are bytes, so that text need not be tokenized at all."""
+    """Whether token ids are bytes, so that no tokenizer is needed."""
     if len(tokenizer) != NUM_BYTES + 2:
         return False
     names = tokenizer.convert_ids_to_tokens(list(range(NUM_BYTES)))
@@ -94,7 +94,7 @@ def _finish(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
         tokenizer_object=tokenizer,
         eos_token=END,
         pad_token=PAD,
-        # a text that happens to spell <|end|> is text
+        # treat <|end|> inside a text as plain text
         split_special_tokens=True,
         clean_up_tokenization_spaces=False,
     )

@@ -8,9 +8,9 @@ from .options import Geometry, Options
 
 @register_encoding("alibi")
 class ALiBi(ColumnsEncoding):
-    """score_ij - slope_h (p_i - p_j): the decay "slopes", and nothing else."""
+    """score_ij - slope_h (p_i - p_j): NoPE with the decay "slopes"."""
 
-    idea = "a penalty linear in distance, a fixed slope for each head"
+    idea = "a penalty linear in distance, with a fixed slope per head"
 
     def __init__(self, options: Options, geometry: Geometry):
         super().__init__(options, geometry, DecayOptions(decay="slopes"))

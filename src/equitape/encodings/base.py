@@ -1,8 +1,8 @@
-"""The interface of a positional encoding. Every hook does nothing here: that is NoPE.
+"""The interface of a positional encoding. The base hooks do nothing: that is NoPE.
 
-An encoding is two modules. `PositionalEncoding` belongs to the model: it maps ids, adds to the embeddings, makes the
-positional state of a forward. `LayerEncoding` belongs to a block: it turns queries and keys by the state, biases
-scores, and updates the state. The state is one plain tensor, handed from block to block as argument and result.
+An encoding is two modules. `PositionalEncoding` belongs to the model: it maps ids, adds to the embeddings, and makes
+the initial positional state. `LayerEncoding` belongs to a block: it rotates queries and keys by the state, biases
+scores, and updates the state. The state is one tensor, passed from block to block as argument and result.
 
 Shapes: B batch, N tokens, K keys, H query heads, G key-value heads, D head dimension, C hidden size.
 """
@@ -25,14 +25,14 @@ ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 RENAMED_HOOKS = {"begin": "initial_state", "values": "extra_values"}
-"""Hooks of version 0.1: an encoding that still defines one would otherwise silently do without it."""
+"""Hooks of version 0.1: an encoding that still defines one gets an error instead of being ignored."""
 
 INITIALIZER_RANGE = 0.02
-"""Standard deviation of weights outside a model, as a configuration's default."""
+"""Standard deviation of initial weights outside a model, as a configuration's default."""
 
 
 class InitialisedType(type):
-    """The type of classes whose objects initialise their parameters as the last step of construction."""
+    """Metaclass of modules that initialise their parameters at the end of construction."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         module = super().__call__(*args, **kwargs)
@@ -43,9 +43,9 @@ class InitialisedType(type):
 
 @contextmanager
 def separate_random_stream(module: nn.Module) -> Iterator[None]:
-    """Draw random numbers for a module's own parameters without moving on the streams that everything else draws from.
+    """Draw random numbers for a module's parameters without advancing the global random streams.
 
-    A model initialises its encodings again, from its own stream: a seed gives the same weights with and without this.
+    A model initialises its encodings again from its own stream, so a seed gives the same weights with and without this.
     """
     device = next((parameter.device for parameter in module.parameters(recurse=False)), torch.device("meta"))
     if device.type == "meta":
@@ -54,16 +54,16 @@ def separate_random_stream(module: nn.Module) -> Iterator[None]:
         return
     devices = [] if device.type == "cpu" else [device]
     with torch.random.fork_rng(devices, device_type=device.type if devices else "cuda"):
-        # other numbers than those that whatever is constructed next will draw
+        # not the numbers that later constructions will draw
         torch.default_generator.manual_seed(int(torch.randint(2**62, (), device="cpu")))
         yield
 
 
 class HookedModule(nn.Module, metaclass=InitialisedType):
-    """A module of several entrances: `module("hook", ...)` runs `module.hook(...)`.
+    """A module with several entry points: `module("hook", ...)` runs `module.hook(...)`.
 
-    The model calls every hook this way, through `forward`, since that is what wrappers such as accelerate's offloading
-    watch to bring a module's parameters in.
+    The model calls every hook through `forward`, since wrappers such as accelerate's offloading hook into it to load a
+    module's parameters.
     """
 
     def forward(self, hook: str, *inputs: Any) -> Any:
@@ -74,48 +74,48 @@ class HookedModule(nn.Module, metaclass=InitialisedType):
         super().__init_subclass__(**kwargs)
         for old, new in RENAMED_HOOKS.items():
             if old in vars(cls):
-                raise TypeError(f"{cls.__name__} defines the hook {old!r}, which is now called {new!r}; rename it.")
+                raise TypeError(f"{cls.__name__} defines the hook {old!r}, which was renamed to {new!r}; rename it.")
 
     def reset_parameters(self, std: float) -> None:
-        """Initialise bare parameters. Called after construction, and again by the model with its initializer_range.
+        """Initialise bare parameters. Called at construction, and again by the model with its initializer_range.
 
-        Submodules such as nn.Linear initialise themselves, and the model does it again.
+        Submodules such as nn.Linear initialise themselves, and the model initialises them again.
         """
 
 
 class LayerEncoding(HookedModule):
-    """What an encoding does inside one block."""
+    """The part of an encoding inside one block."""
 
     def rotate(self, query: Tensor, key: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Bring positions into query [B, H, N, D] and key [B, G, N, D]; the key is cached as returned."""
+        """Apply positions to query [B, H, N, D] and key [B, G, N, D]; the returned key is cached."""
         return query, key
 
     def add_columns(
         self, query: Tensor, key: Tensor, hidden: Tensor, positions: Positions, last_key: Tensor | None, scale: float
     ) -> tuple[Tensor, Tensor]:
-        """Add columns to rotated queries and keys, whose products then join the scores; the key is cached as returned.
+        """Add columns to rotated queries and keys; their products are added to the scores. The returned key is cached.
 
-        hidden: [B, N, C], what queries and keys are read from; last_key: [B, G, D + E], the last cached key, for
+        hidden: [B, N, C], input of the query and key projections; last_key: [B, G, D + E], the last cached key, for
         encodings with `keeps_sums`; scale: the softmax scale.
         """
         return query, key
 
     def extra_values(self, state: Tensor | None) -> Tensor | None:
-        """Columns [B, G, N, E] that ride along with the value through attention; None for none."""
+        """Columns [B, G, N, E] appended to the value in attention, or None."""
         return None
 
     def bias(
         self, query: Tensor, key: Tensor, state: Tensor | None, positions: Positions, key_ids: Tensor,
         visible: Tensor, scale: float,
     ) -> Tensor | None:  # fmt: skip
-        """What is added to the scaled scores: [B or 1, H, N, K], or None.
+        """A term added to the scaled scores: [B or 1, H, N, K], or None.
 
-        key: [B, G, K, D] with the cached ones; key_ids: [B, K]; visible: [B, 1, N, K] bool; scale: the softmax scale.
+        key: [B, G, K, D] including cached ones; key_ids: [B, K]; visible: [B, 1, N, K] bool; scale: the softmax scale.
         """
         return None
 
     def score_mod(self, state: Tensor | None, positions: Positions, key_ids: Tensor) -> ScoreMod | None:
-        """The same bias for FlexAttention, for encodings that list it among their backends."""
+        """The bias for FlexAttention, for encodings that list it among their backends."""
         return None
 
     def update(
@@ -124,35 +124,35 @@ class LayerEncoding(HookedModule):
         """The state of the next block.
 
         attended_state: [B, H, N, E], the attention average of `extra_values`; normed_hidden: [B, N, C], the normalised
-        hidden states after attention, which the feed-forward layer reads; mlp_output: [B, N, C], what it returns.
+        hidden states after attention, input of the feed-forward layer; mlp_output: [B, N, C], its output.
         """
         return state
 
 
 class PositionalEncoding(HookedModule):
-    """What an encoding does for the whole model. Subclasses are registered under the name users give as `kind`."""
+    """The part of an encoding for the full model. Subclasses are registered under the name users give as `kind`."""
 
     kind: ClassVar[str]
     idea: ClassVar[str] = ""
-    """What it does, in a few words, for lists."""
+    """Short description for lists."""
     options_class: ClassVar[type[Options]] = Options
     backends: ClassVar[tuple[str, ...]] = ("eager", "sdpa", "flex_attention")
-    """Attention implementations that can serve it."""
+    """Supported attention implementations."""
     adds_bias: ClassVar[bool] = False
-    """Whether layers override `bias`; the mask is then always materialised and key ids are worked out."""
+    """Whether layers override `bias`; then the mask is always materialised and key ids are computed."""
     shift_invariant: bool = True
-    """Whether adding one number to all ids leaves the outputs as they are."""
+    """Whether adding one number to all ids leaves the outputs unchanged."""
     reads_ids: bool = True
-    """Whether position ids matter at all."""
+    """Whether the encoding depends on position ids."""
     bounded_ids: bool = False
-    """Whether only so many positions exist, as rows of a table."""
+    """Whether there is a fixed number of positions, such as rows of a table."""
     needs_even_head_dim: ClassVar[bool] = False
     needs_extent: bool = False
     """Whether `initial_state` reads `positions.origin` or `positions.span`."""
     keeps_sums: bool = False
-    """Whether running sums in the columns of cached keys are what a cached sequence goes on from."""
+    """Whether a cached sequence continues from running sums in columns of cached keys."""
     has_field: ClassVar[bool] = False
-    """Whether the state is a field of phasors [B, G, N, D] that a user may look at."""
+    """Whether the state is a field of phasors [B, G, N, D] that users may inspect."""
 
     def __init__(self, options: Options, geometry: Geometry):
         super().__init__()
@@ -161,7 +161,7 @@ class PositionalEncoding(HookedModule):
 
     @classmethod
     def check(cls, options: Any, geometry: Geometry) -> None:
-        """Refuse options that do not fit the model."""
+        """Raise ValueError for options that do not fit the model."""
         if cls.needs_even_head_dim and geometry.head_dim % 2:
             raise ValueError(
                 f"Encoding {cls.kind!r} rotates pairs of channels, so head_dim must be even; it is {geometry.head_dim}."
@@ -169,16 +169,16 @@ class PositionalEncoding(HookedModule):
         options.check(geometry)
 
     def check_lengths(self, trained: int, tested: int) -> None:
-        """Refuse to be trained and tested on rows of so many tokens; most encodings take any number."""
+        """Raise ValueError if rows of this many tokens are not supported; most encodings support any number."""
 
     @property
     def cache_refusal(self) -> str | None:
-        """Why a key-value cache cannot be used, or None when it can."""
+        """Why a key-value cache cannot be used, or None."""
         return None
 
     @property
     def causal(self) -> bool:
-        """Whether a later token leaves the outputs of earlier ones as they are."""
+        """Whether later tokens leave the outputs of earlier ones unchanged."""
         return True
 
     @property
@@ -188,18 +188,18 @@ class PositionalEncoding(HookedModule):
 
     @property
     def value_columns(self) -> list[int]:
-        """How many columns each block adds to the cached value."""
+        """Number of columns that each block adds to the cached value."""
         return [0] * self.geometry.num_layers
 
     @property
     def key_columns(self) -> list[int]:
-        """How many columns each block adds to queries and keys."""
+        """Number of columns that each block adds to queries and keys."""
         return [0] * self.geometry.num_layers
 
     def map_ids(self, positions: Positions, embeddings: Tensor, last_key: Tensor | None) -> Positions:
-        """Replace ids before anything reads them (once per forward, outside checkpointed code).
+        """Replace ids before they are used (once per forward, outside checkpointed code).
 
-        embeddings: [B, N, C], of the tokens alone; last_key: [B, G, D + E], the last cached key of the first block, for
+        embeddings: [B, N, C], of the tokens only; last_key: [B, G, D + E], the last cached key of the first block, for
         encodings with `keeps_sums`.
         """
         return positions
@@ -209,11 +209,11 @@ class PositionalEncoding(HookedModule):
         return x
 
     def initial_state(self, positions: Positions, dtype: torch.dtype) -> Tensor | None:
-        """The state handed to the first block, in the model's dtype."""
+        """The initial state of the first block, in the model's dtype."""
         return None
 
     def layer(self, index: int) -> LayerEncoding:
-        """The part that lives in block `index`."""
+        """The part for block `index`."""
         return LayerEncoding()
 
     def extra_repr(self) -> str:
@@ -222,7 +222,7 @@ class PositionalEncoding(HookedModule):
 
 
 def register_encoding(kind: str) -> Callable[[type[PositionalEncoding]], type[PositionalEncoding]]:
-    """Class decorator: make an encoding available under `kind`."""
+    """Class decorator: register an encoding under `kind`."""
 
     def add(cls: type[PositionalEncoding]) -> type[PositionalEncoding]:
         cls.kind = kind
@@ -233,13 +233,13 @@ def register_encoding(kind: str) -> Callable[[type[PositionalEncoding]], type[Po
 
 
 def parse_encoding(given: str | dict[str, Any] | None, geometry: Geometry) -> dict[str, Any]:
-    """Check a user's choice of encoding against the model and spell it out in full."""
+    """Check a user's encoding against the model and fill in all defaults."""
     if given is None:
         given = {"kind": "rope"}
     if isinstance(given, str):
         given = {"kind": given}
     if "kind" not in given:
-        raise ValueError(f"The encoding {given!r} does not say its kind, for example {{'kind': 'tape'}}.")
+        raise ValueError(f"Encoding {given!r} has no kind; write for example {{'kind': 'tape'}}.")
     chosen = dict(given)
     cls = ENCODINGS[chosen.pop("kind")]
     options = cls.options_class.parse(chosen, f"Encoding {cls.kind!r}")
@@ -248,7 +248,7 @@ def parse_encoding(given: str | dict[str, Any] | None, geometry: Geometry) -> di
 
 
 def build_encoding(chosen: dict[str, Any], geometry: Geometry) -> PositionalEncoding:
-    """The encoding a configuration names."""
+    """Build the encoding of a configuration."""
     spelled = parse_encoding(chosen, geometry)
     cls = ENCODINGS[spelled.pop("kind")]
     return cls(cls.options_class.parse(spelled, f"Encoding {cls.kind!r}"), geometry)

@@ -1,4 +1,4 @@
-"""A clock: positions that content moves on. A token may count for nothing, for one step as usual, or for up to two.
+"""A clock: content advances positions. A token counts for 0 to 2 steps; 1 is the usual one.
 
 p_i = id_i + sum over j <= i of tanh(w_g x_j / 2), with x the normalised embeddings and w of key-value head g. At w = 0,
 where training starts, positions are the ids. The sum is called the drift of the clock.
@@ -20,17 +20,17 @@ EPSILON = 1e-6
 
 @dataclass(frozen=True, kw_only=True)
 class ClockOptions(DecayOptions):
-    """Options of rotary encodings: decay, and a clock."""
+    """Options of rotary encodings with an optional decay and clock."""
 
     clock: bool = False
-    """Whether content moves positions on: a token counts for 0 to 2 steps, which each key-value head learns."""
+    """Whether content advances positions: a token counts for 0 to 2 steps, learned per key-value head."""
 
 
 def clock_drift(weight: Tensor, embeddings: Tensor, positions: Positions, previous: Tensor | None) -> Tensor:
     """[B, G, N] in float32 or wider.
 
-    weight: [G, C]; embeddings: [B, N, C]; previous: [B, G, E], the columns of the last cached key of the first block,
-    of which the clock's come last.
+    weight: [G, C]; embeddings: [B, N, C]; previous: [B, G, E], the columns of the last cached key of the first block;
+    the clock's come last.
     """
     wide = torch.promote_types(embeddings.dtype, torch.float32)
     with torch.autocast(embeddings.device.type, enabled=False):
@@ -42,7 +42,7 @@ def clock_drift(weight: Tensor, embeddings: Tensor, positions: Positions, previo
 
 
 def clock_positions(positions: Positions, dtype: torch.dtype) -> Tensor:
-    """Ids [B, N], or [B, G, N] in `dtype` where a clock has moved them."""
+    """Ids [B, N], or [B, G, N] in `dtype` if a clock has moved them."""
     if positions.drift is None:
         return positions.ids
     return positions.ids[:, None].to(dtype) + positions.drift.to(dtype)

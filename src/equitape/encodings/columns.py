@@ -1,4 +1,4 @@
-"""What decay and clock add to queries and keys: extra columns whose products are added to the scores.
+"""Extra columns of queries and keys for decay and clock; their products are added to the scores.
 
 Shapes: B batch, N tokens, H query heads, G key-value heads, D head dimension, C hidden size, E extra columns.
 """
@@ -15,7 +15,7 @@ from .running import split_parts
 
 
 def put_columns(x: Tensor, columns: Tensor, inside: bool) -> Tensor:
-    """Queries or keys [..., D] with columns [..., E] behind them, or inside, in place of the slowest frequencies.
+    """Queries or keys [..., D] with columns [..., E] appended, or inside, replacing the lowest frequencies.
 
     Channels m and m + D / 2 belong to one frequency, so those are the last E / 2 of both halves.
     """
@@ -27,7 +27,7 @@ def put_columns(x: Tensor, columns: Tensor, inside: bool) -> Tensor:
 
 
 def take_columns(x: Tensor, count: int, inside: bool) -> Tensor:
-    """The columns [..., E] that `put_columns` put there."""
+    """The columns [..., E] that `put_columns` added."""
     if not inside:
         return x[..., x.shape[-1] - count :]
     return torch.cat([half[..., half.shape[-1] - count // 2 :] for half in x.chunk(2, dim=-1)], dim=-1)
@@ -36,8 +36,8 @@ def take_columns(x: Tensor, count: int, inside: bool) -> Tensor:
 class ColumnsLayer(LayerEncoding):
     """A block's encoding with a decay, and with the running sum of a clock if `keeps_clock` is set.
 
-    The clock's columns come last. They meet zeros in the query: they change no score and only take the sum along into
-    the cache.
+    The clock's columns come last. The query has zeros there, so they change no score and only store the sum in the
+    cache.
     """
 
     def __init__(self, options: DecayOptions, geometry: Geometry, keeps_clock: bool = False):
@@ -100,7 +100,7 @@ class ColumnsEncoding(PositionalEncoding):
         return [count_columns(self.decay, self.keeps_clock(index)) for index in range(self.geometry.num_layers)]
 
     def keeps_clock(self, index: int) -> bool:
-        """Whether block `index` takes the clock's running sum into the cache."""
+        """Whether block `index` stores the clock's running sum in the cache."""
         return self.has_clock and index == 0
 
     def map_ids(self, positions: Positions, embeddings: Tensor, last_key: Tensor | None) -> Positions:

@@ -1,4 +1,4 @@
-"""CoPE: positions counted by content; each query decides which keys to count (docs/reference/encodings/cope.md)."""
+"""CoPE: content-based positions; each query decides which keys to count (docs/reference/encodings/cope.md)."""
 
 from dataclasses import dataclass
 
@@ -15,11 +15,11 @@ class CoPEOptions(Options):
     """Options of CoPE."""
 
     num_positions: int = 64
-    """Counted positions 0 .. num_positions - 1 have embeddings; larger counts share the last one."""
+    """Positions 0 .. num_positions - 1 have embeddings; larger counts share the last one."""
 
     def __post_init__(self) -> None:
         if self.num_positions < 2:
-            raise ValueError(f"Encoding 'cope' needs num_positions of 2 or more; it is {self.num_positions}.")
+            raise ValueError(f"Encoding 'cope' has num_positions {self.num_positions}; it must be 2 or more.")
 
 
 class CoPELayer(LayerEncoding):
@@ -37,7 +37,7 @@ class CoPELayer(LayerEncoding):
         visible: Tensor, scale: float,
     ) -> Tensor:  # fmt: skip
         key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
-        # counts reach thousands, where half precision has no fractions left
+        # counts reach thousands, where half precision has no fractions
         logits = (query @ key.transpose(-1, -2) * scale).to(torch.promote_types(query.dtype, torch.float32))
         gates = torch.sigmoid(logits).masked_fill(~visible, 0.0)
         count = gates.flip(-1).cumsum(-1).flip(-1)
@@ -45,11 +45,11 @@ class CoPELayer(LayerEncoding):
         weight = (count - below).to(query.dtype)
         last = self.embedding.shape[1] - 1
         counted = visible & (count < last)
-        # The others, most keys of a long row, read nothing here. A GPU sums the gradients of one index one after
-        # another, so these keys are spread over all of them.
+        # other keys, most of a long row, read nothing here. A GPU serializes gradients to one index, so these keys are
+        # spread over all indices
         spread = torch.arange(count.shape[-1], device=count.device) % last
         lower_index = torch.where(counted, below.long(), spread)
-        # not scaled, as in the authors' listing: the table starts at zero and would take longer to matter
+        # not scaled, as in the authors' listing: the table starts at zero and would take longer to have an effect
         at_integers = query @ self.embedding
         lower = at_integers.gather(-1, lower_index)
         upper = at_integers.gather(-1, lower_index + 1)
@@ -58,7 +58,7 @@ class CoPELayer(LayerEncoding):
 
 @register_encoding("cope")
 class CoPE(PositionalEncoding):
-    """Ids play no part: only the order of the visible keys does. Quadratic in memory, like its authors' code."""
+    """Depends only on the order of visible keys, not on ids. Needs quadratic memory, like the authors' code."""
 
     reads_ids = False
     idea = "each query counts the keys it finds worth counting"

@@ -1,8 +1,8 @@
-"""Decay: scores fall with the distance between query and key, as in ALiBi and in the Forgetting Transformer (FoX).
+"""Decay: scores decrease with the distance between query and key, as in ALiBi and the Forgetting Transformer (FoX).
 
-score_ij - (L_i - L_j), where L grows along the sequence. L_i is the same for all keys of a query and drops out of the
-softmax, so only + L_j is needed, and that is a product of extra columns: L_j in the key, a constant in the query.
-Attention kernels need neither a mask nor a bias for it.
+score_ij - (L_i - L_j), where L grows along the sequence. L_i is the same for all keys of a query and cancels in the
+softmax, so only + L_j is needed: a product of extra columns, with L_j in the key and a constant in the query. Attention
+kernels need neither a mask nor a bias for it.
 
 Shapes: B batch, N tokens, H query heads, G key-value heads, D head dimension, C hidden size, E extra columns.
 """
@@ -20,45 +20,45 @@ from .positions import Positions
 from .running import COLUMN_UNIT, PARTS, join_parts, running_sum, split_parts
 
 ALIGNMENT = 8
-"""Attention kernels want widths in multiples of this; added columns are filled up with zeros."""
+"""Attention kernels need widths in multiples of this; added columns are zero-padded."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecayOptions(Options):
-    """Options of encodings whose scores may decay with distance."""
+    """Options of encodings with an optional decay."""
 
     decay: Literal["none", "slopes", "learned", "gate"] = "none"
-    """How scores fall with distance: "none"; "slopes", ALiBi's constant slope for each head; "learned", such slopes
+    """How scores decrease with distance: "none"; "slopes", ALiBi's constant slope per head; "learned", such slopes
     trained in every block; "gate", a forget gate that reads the content, as in FoX. All start as ALiBi's slopes."""
     decay_heads: Annotated[float, Gt(0), Le(1)] = 1.0
-    """Share of the heads that decay; the others see all distances alike."""
+    """Fraction of heads that decay; the others treat all distances alike."""
     decay_speed: Annotated[float, Gt(0)] = 1.0
-    """How much faster than other weights learned slopes train: they are softplus(decay_speed * parameter)."""
+    """Learning speed of learned slopes relative to other weights: slopes are softplus(decay_speed * parameter)."""
 
     decay_inside: bool = False
-    """Put the columns of decay and clock in place of the slowest frequencies instead of behind them: attention then
-    costs what it costs without, and each head has 4 or 6 channels less for content."""
+    """Let the columns of decay and clock replace the lowest frequencies instead of widening heads: attention then costs
+    nothing extra, and each head has 4 or 6 fewer channels for content."""
 
     def check_decay(self, kind: str, geometry: Geometry) -> None:
-        """Refuse a share that is less than one head, and columns that leave no room in one."""
+        """Raise ValueError for a fraction of less than one head, and for columns that do not fit in a head."""
         needed = count_columns(self, getattr(self, "clock", False)) + 2
         if self.decay_inside and geometry.head_dim < needed:
             raise ValueError(
-                f"Encoding {kind!r} with decay_inside needs head_dim of {needed} or more; it is {geometry.head_dim}."
+                f"Encoding {kind!r} with decay_inside needs head_dim {needed} or more, not {geometry.head_dim}."
             )
         heads = geometry.num_kv_heads if self.decay == "gate" else geometry.num_heads
         if round(self.decay_heads * heads) < 1:
             raise ValueError(
-                f"Encoding {kind!r} has decay_heads {self.decay_heads}, which is none of {heads} heads; raise it to "
-                f"at least {1 / heads:.3g}."
+                f"Encoding {kind!r} has decay_heads {self.decay_heads}, which selects none of {heads} heads; raise it "
+                f"to at least {1 / heads:.3g}."
             )
 
 
 def count_columns(options: DecayOptions, keeps_clock: bool) -> int:
-    """Columns that decay and clock take in a block, zeros included.
+    """Number of columns of decay and clock in a block, with padding.
 
-    Added ones hold all six products that count of two numbers in three parts each. Inside a head there are three, and
-    slopes are rounded to the model's dtype.
+    Added columns hold the six largest of the products of two numbers in three parts each. Inside a head there are
+    three, and slopes are rounded to the model's dtype.
     """
     used = PARTS * keeps_clock
     if options.decay != "none":
@@ -68,8 +68,8 @@ def count_columns(options: DecayOptions, keeps_clock: bool) -> int:
 
 
 def slopes(num_heads: int) -> list[float]:
-    """ALiBi's slopes: 2^(-8 h / H) for H a power of two; else those of the power below, then every other one of that
-    above.
+    """ALiBi's slopes: 2^(-8 h / H) for H a power of two; otherwise those of the power below, then every other one of
+    the power above.
     """
     below = 2 ** math.floor(math.log2(num_heads))
     exponents = [(head + 1) / below for head in range(below)]
@@ -109,11 +109,11 @@ class Decay(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Columns whose products are added to the scores: for queries [H, E], for keys [B or 1, G or 1, N, E].
 
-        hidden: [B, N, C], what queries and keys are read from; previous: [B, G, E], the columns of the last cached key.
+        hidden: [B, N, C], input of the query and key projections; previous: [B, G, E], columns of the last cached key.
         """
         device = hidden.device
         fixed = torch.tensor(self.slopes, device=device)
-        # the softmax scale multiplies these products too
+        # the softmax scale also multiplies these products
         unit = COLUMN_UNIT / scale
         if self.kind == "gate":
             with torch.autocast(device.type, enabled=False):
@@ -127,7 +127,7 @@ class Decay(nn.Module):
         if self.kind == "learned":
             rates = nn.functional.softplus(self.speed * self.bias.to(self._wide(self.bias))) * (fixed > 0)
         assert positions.origin is not None
-        # from the start of the sequence: a shift of all ids changes nothing, not even the rounding
+        # counted from the start of the sequence: a shift of all ids changes nothing, not even rounding
         if self.inside:
             of_query = (rates * unit).to(dtype)[:, None].expand(-1, PARTS)
             return of_query, split_parts(positions.ids - positions.origin, dtype)[:, None]

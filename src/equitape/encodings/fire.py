@@ -1,4 +1,4 @@
-"""FIRE: a small network of the distance, normalised by the query's own position (docs/reference/encodings/fire.md)."""
+"""FIRE: a small network of the distance, normalised by the query's position (docs/reference/encodings/fire.md)."""
 
 from dataclasses import dataclass
 
@@ -16,10 +16,10 @@ class FIREOptions(Options):
     """Options of FIRE."""
 
     width: int = 32
-    """Hidden units of the network."""
+    """Hidden width of the network."""
     initial_c: float = 0.1
     initial_threshold: float = 512.0
-    """Start of L, the position below which distances are normalised by L instead of by the query's position."""
+    """Initial L, the position below which distances are normalised by L instead of the query's position."""
 
     def __post_init__(self) -> None:
         if self.width < 1 or self.initial_c <= 0 or self.initial_threshold <= 0:
@@ -38,7 +38,7 @@ class FIRELayer(LayerEncoding):
         self.threshold_factor = nn.Parameter(torch.empty(()))
 
     def reset_parameters(self, std: float) -> None:
-        # as torch leaves them in the authors' listing: with small weights and no offsets f would start as a line
+        # torch's initialisation, as in the authors' listing: small weights without biases would make f linear
         for linear in (self.inner, self.outer):
             bound = linear.in_features**-0.5
             nn.init.uniform_(linear.weight, -bound, bound)
@@ -63,7 +63,7 @@ class FIRELayer(LayerEncoding):
 
 @register_encoding("fire")
 class FIRE(PositionalEncoding):
-    """A network for every layer. Normalising by p_i ties it to absolute positions."""
+    """One network per layer. Normalising by p_i depends on absolute positions."""
 
     idea = "a small network of the distance over the query's position"
     options_class = FIREOptions

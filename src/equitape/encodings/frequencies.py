@@ -1,7 +1,7 @@
 """Rotary frequencies and their scalings: pure functions, nothing stored.
 
-Angles are formed in float64 (float32 where the device has none), whatever the model's dtype: in float32 an angle near a
-million radians may be off by 0.03. Nothing is kept as a buffer, so casting a model to half precision cannot round them.
+Angles are computed in float64 (float32 on devices without it) for any model dtype: in float32, an angle near a million
+radians may be off by 0.03. Nothing is a buffer, so casting a model to half precision cannot round them.
 
 Shapes: D head dimension, M = D / 2 frequencies.
 """
@@ -22,11 +22,11 @@ class Scaling(Options):
     """How rotary frequencies change for contexts longer than the trained one (docs/reference/encodings/rope.md)."""
 
     kind: Literal["default", "theta", "linear", "ntk", "dynamic", "yarn", "llama3"] = "default"
-    """How frequencies change: "default" leaves them, "theta" replaces the base, the others follow their papers."""
+    """"default" leaves frequencies unchanged, "theta" replaces the base, the others follow their papers."""
     factor: Annotated[float, Ge(1)] = 1.0
-    """How many times longer the context becomes."""
+    """Ratio of the new context to the trained one."""
     original_max_positions: int | None = None
-    """Trained context; needed by dynamic, yarn and llama3."""
+    """Trained context; required by dynamic, yarn and llama3."""
     theta: float | None = None
     """The new base, for kind "theta"."""
     beta_fast: float = 32.0
@@ -43,28 +43,28 @@ class Scaling(Options):
         if self.kind in ("dynamic", "yarn", "llama3") and self.original_max_positions is None:
             raise ValueError(f"Rotary scaling {self.kind!r} needs original_max_positions, the trained context length.")
         if self.kind == "theta" and (self.theta is None or self.theta <= 1.0):
-            raise ValueError(f"Rotary scaling 'theta' needs theta above 1, the new base; it is {self.theta}.")
+            raise ValueError(f"Rotary scaling 'theta' has theta {self.theta}; set the new base, above 1.")
         if self.kind == "llama3" and self.high_freq_factor <= self.low_freq_factor:
             raise ValueError("Rotary scaling 'llama3' needs high_freq_factor above low_freq_factor.")
 
 
 UNSCALED = Scaling()
-"""Made once, outside the forward pass: torch.compile cannot trace the checks that run when settings are made."""
+"""Built once, outside the forward pass: torch.compile cannot trace the checks of settings."""
 
 
 def check_rotary(owner: str, theta: float, scaling: Scaling, head_dim: int) -> None:
-    """Refuse a base or a head size that has no frequencies."""
+    """Raise ValueError for a base or head size without frequencies."""
     if theta <= 1.0:
-        raise ValueError(f"Encoding {owner!r} needs theta above 1; it is {theta}.")
+        raise ValueError(f"Encoding {owner!r} has theta {theta}; it must be above 1.")
     if scaling.kind in ("ntk", "dynamic") and head_dim <= 2:
-        raise ValueError(f"Rotary scaling {scaling.kind!r} needs head_dim above 2; it is {head_dim}.")
+        raise ValueError(f"Rotary scaling {scaling.kind!r} needs head_dim above 2, not {head_dim}.")
 
 
 def softmax_scale(scaling: Scaling) -> float:
-    """What YaRN multiplies scores by.
+    """YaRN's factor on scores.
 
-    transformers scales cos and sin, hence queries and keys alike; the same square on the softmax scale leaves the
-    rotation a pure rotation.
+    transformers scales cos and sin, hence queries and keys alike; the square of that factor on the softmax scale keeps
+    the rotation pure.
     """
     if scaling.kind != "yarn":
         return 1.0
@@ -87,7 +87,7 @@ def position_dtype(device: torch.device) -> torch.dtype:
 def inverse_frequencies(
     head_dim: int, theta: float, scaling: Scaling, device: torch.device, span: Tensor | None = None
 ) -> Tensor:
-    """theta_m after scaling: [M], or [..., M] for dynamic NTK, where `span` [...] is the length of each sequence."""
+    """theta_m after scaling: [M], or [..., M] for dynamic NTK with sequence lengths `span` [...]."""
     dtype = position_dtype(device)
     exponent = torch.arange(0, head_dim, 2, device=device, dtype=dtype) / head_dim
     if scaling.kind == "theta":
@@ -100,7 +100,7 @@ def inverse_frequencies(
         trained = scaling.original_max_positions
         stretch = scaling.factor * span.to(dtype).clamp(min=trained) / trained - (scaling.factor - 1)
         return (theta * stretch[..., None] ** (head_dim / (head_dim - 2))) ** -exponent
-    # made where it is used: a number copied there would keep the host waiting, and no CUDA graph could hold the copy
+    # created on the device: a copy from the host would wait, and a CUDA graph could not contain it
     plain = torch.full((), theta, device=device, dtype=dtype) ** -exponent
     if scaling.kind == "linear":
         return plain / scaling.factor
@@ -112,7 +112,7 @@ def inverse_frequencies(
 
 
 def _yarn(plain: Tensor, head_dim: int, theta: float, scaling: Scaling) -> Tensor:
-    """Fast frequencies stay, slow ones are interpolated, a linear ramp lies between (arXiv 2309.00071, eq. 17-23)."""
+    """High frequencies stay, low ones are interpolated, with a linear ramp between (arXiv 2309.00071, eq. 17-23)."""
     assert scaling.original_max_positions is not None
 
     def dim_of(rotations: float) -> float:
@@ -131,7 +131,7 @@ def _yarn(plain: Tensor, head_dim: int, theta: float, scaling: Scaling) -> Tenso
 
 
 def _llama3(plain: Tensor, scaling: Scaling) -> Tensor:
-    """Llama 3.1's rule: by wavelength against the trained context, smooth in between."""
+    """Llama 3.1's rule: by wavelength relative to the trained context, smooth in between."""
     assert scaling.original_max_positions is not None
     turns = scaling.original_max_positions * plain / (2 * math.pi)
     smooth = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)

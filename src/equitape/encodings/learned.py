@@ -18,15 +18,15 @@ class LearnedOptions(Options):
 
     def check(self, geometry: Geometry) -> None:
         if self.num_positions is not None and self.num_positions < 1:
-            raise ValueError(f"Encoding 'learned' needs num_positions of 1 or more; it is {self.num_positions}.")
+            raise ValueError(f"Encoding 'learned' has num_positions {self.num_positions}; it must be 1 or more.")
 
 
 @register_encoding("learned")
 class Learned(PositionalEncoding):
-    """x_i + P[p_i], P a trained table."""
+    """x_i + P[p_i] with a trained table P."""
 
     bounded_ids = True
-    idea = "a trained vector for each id, added to the embedding"
+    idea = "a trained vector per id, added to the embedding"
     options_class = LearnedOptions
     options: LearnedOptions
     shift_invariant = False
@@ -39,7 +39,7 @@ class Learned(PositionalEncoding):
         rows, needed = self.table.num_embeddings, max(trained, tested)
         if rows < needed:
             raise ValueError(
-                f"its learned table of {rows} positions is too short for {needed} tokens; give it num_positions of "
+                f"its learned table of {rows} positions is too short for {needed} tokens; set num_positions to "
                 f"{needed} or more"
             )
 

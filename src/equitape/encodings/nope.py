@@ -11,7 +11,7 @@ from .options import Geometry
 
 @dataclass(frozen=True, kw_only=True)
 class NoPEOptions(DecayOptions):
-    """Options of NoPE: with a decay it is ALiBi, learned ALiBi or the Forgetting Transformer."""
+    """Options of NoPE. With a decay, it is ALiBi, learned ALiBi or the Forgetting Transformer."""
 
     def check(self, geometry: Geometry) -> None:
         self.check_decay("nope", geometry)
@@ -19,7 +19,7 @@ class NoPEOptions(DecayOptions):
 
 @register_encoding("nope")
 class NoPE(ColumnsEncoding):
-    """Every hook left as it is, but for a decay if one is chosen."""
+    """No hooks, except for an optional decay."""
 
     idea = "nothing; order comes from the causal mask"
     options_class: ClassVar[type[NoPEOptions]] = NoPEOptions

@@ -1,4 +1,4 @@
-"""The options of an encoding, and the sizes of the model they must fit."""
+"""Base classes of encoding options, and the model sizes they must fit."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from ..settings import Settings
 
 @dataclass(frozen=True, kw_only=True)
 class Geometry:
-    """The sizes of the model an encoding lives in."""
+    """Sizes of the model that contains an encoding."""
 
     hidden_size: int
     num_heads: int
@@ -21,7 +21,7 @@ class Geometry:
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Settings):
-    """Base of every encoding's options. Subclasses check themselves in `__post_init__` and `check`."""
+    """Base class of encoding options. Subclasses check themselves in `__post_init__` and `check`."""
 
     def check(self, geometry: Geometry) -> None:
-        """Refuse what does not fit the model, naming the value, the limit and the remedy."""
+        """Raise ValueError for options that do not fit the model, with the value, the limit and the remedy."""

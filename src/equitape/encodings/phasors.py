@@ -1,4 +1,4 @@
-"""Fields of phasors, complex numbers held half-split in real tensors: made, multiplied, and turned by one another.
+"""Fields of phasors, complex numbers stored half-split in real tensors: make, multiply and rotate by them.
 
 Shapes: B batch, N tokens, H heads, G key-value heads, D head dimension, M = D / 2 frequencies.
 """
@@ -14,7 +14,7 @@ from ..kernels import apply_rotary_backward
 def phasors(ids: Tensor, frequencies: Tensor, dtype: torch.dtype) -> Tensor:
     """exp(i theta_m p) as [cos | sin]: [B, G or 1, N, D] in `dtype`.
 
-    ids: [B, N], or [B, G, N] where each head has positions of its own; frequencies: [M], or [B, N, M].
+    ids: [B, N], or [B, G, N] if positions differ by head; frequencies: [M], or [B, N, M].
     """
     trained = torch.is_grad_enabled() and ids.requires_grad
     if trained or (torch.compiler.is_compiling() and ids.shape[-1] > 1):
@@ -34,10 +34,10 @@ def _per_head(frequencies: Tensor) -> Tensor:
 
 @torch.library.custom_op("equitape::phasors", mutates_args=())
 def _opaque_phasors(ids: Tensor, frequencies: Tensor, dtype: torch.dtype) -> Tensor:
-    """The same where the compiler cannot look inside.
+    """`make_phasors` as an opaque operator for the compiler.
 
-    It would take the cosines into the rotation of every layer and work them out again, in float64, for every head: half
-    of the time of a prefill. For positions that are trained it keeps the phasors alone for the backward pass.
+    Otherwise the compiler would fuse the cosines into the rotation of every layer and recompute them in float64 for
+    every head: half the time of a prefill. For trained positions, it saves only the phasors for backward.
     """
     return _phasors(ids, frequencies, dtype)
 
@@ -68,9 +68,9 @@ _opaque_phasors.register_autograd(_phasors_backward, setup_context=_save_phasors
 
 
 def multiply(x: Tensor, phasor: Tensor) -> Tensor:
-    """Complex product of fields held half-split, real parts first: x [B, H, N, D], phasor [B, G or 1, N, D] -> like x.
+    """Complex product of half-split fields, real parts first: x [B, H, N, D], phasor [B, G or 1, N, D] -> like x.
 
-    Query head h is turned by the phasor of its key-value head h // (H / G).
+    Query head h is rotated by the phasor of its key-value head h // (H / G).
     """
     heads, groups = x.shape[1], phasor.shape[1]
     if groups not in (1, heads):
@@ -78,16 +78,16 @@ def multiply(x: Tensor, phasor: Tensor) -> Tensor:
     real, imaginary = phasor.chunk(2, dim=-1)
     x_real, x_imaginary = x.chunk(2, dim=-1)
     product = torch.cat((x_real * real - x_imaginary * imaginary, x_real * imaginary + x_imaginary * real), dim=-1)
-    # under autocast the phasor may be the wider one; attention would round the product, and keep both. But no cast that
-    # casts nothing: compiled by torch 2.11, it ends all gradients through a function of autograd
+    # under autocast, the phasor may be the wider one; attention would round the product and keep both. Avoid a cast
+    # that changes nothing: compiled by torch 2.11, it stops all gradients through an autograd function
     return product if product.dtype == x.dtype else product.to(x.dtype)
 
 
 def apply_rotary(query: Tensor, key: Tensor, field: Tensor) -> tuple[Tensor, Tensor]:
     """Queries [B, H, N, D] and keys [B, G, N, D] times the field [B or 1, G, N, D] of their head.
 
-    Through a field that is trained, less is kept for the backward pass than `multiply` keeps: attention keeps turned
-    queries and keys anyway, and these divided by the field are what they were before.
+    For a trained field, this saves less for backward than `multiply`: attention keeps the rotated queries and keys
+    anyway, and dividing them by the field recovers the originals.
     """
     if not (torch.is_grad_enabled() and field.requires_grad):
         return multiply(query, field), multiply(key, field)

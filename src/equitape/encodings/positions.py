@@ -1,4 +1,4 @@
-"""Positions: which id each token has and which sequence it belongs to. Built once per forward; nothing else guesses.
+"""Positions: the id and sequence of each token. Built once per forward; nothing else derives them.
 
 Shapes: B batch (1 where all rows agree), N tokens of this call, K keys (cached and new).
 """
@@ -10,33 +10,33 @@ from torch import Tensor
 
 
 class Positions(NamedTuple):
-    """Ids and sequences of the tokens of one forward."""
+    """Ids and sequences of the tokens in one forward."""
 
     ids: Tensor
-    """[B, N] int64, the position of each token."""
+    """[B, N] int64: the position of each token."""
     segments: Tensor | None = None
-    """[B, N] int64, the run each token belongs to in a packed batch; None when a row is one sequence."""
+    """[B, N] int64: the run of each token in a packed batch; None if each row is one sequence."""
     valid: Tensor | None = None
-    """[B, N] bool, False for padding; None when nothing is padded."""
+    """[B, N] bool: False for padding; None without padding."""
     origin: Tensor | None = None
-    """[B, N or 1] int64, the smallest id of the token's own sequence, for encodings that measure from its start."""
+    """[B, N or 1] int64: the smallest id of the token's sequence, for encodings that measure from its start."""
     span: Tensor | None = None
-    """[B, N or 1] int64, how many ids the token's own sequence covers in this call."""
+    """[B, N or 1] int64: number of ids that the token's sequence covers in this call."""
     last_key: Tensor | None = None
-    """[B or 1] int64, the index among all tokens of the last cached one that is not padding; -1 for none."""
+    """[B or 1] int64: index among all tokens of the last cached one that is not padding; -1 for none."""
     drift: Tensor | None = None
-    """[B, G, N], what a clock has added to the ids."""
+    """[B, G, N]: what a clock has added to the ids."""
 
 
 def may_read() -> bool:
-    """Whether values of tensors may be looked at: not while a graph is traced or captured."""
+    """Whether tensor values may be read: not while a graph is traced or captured."""
     if torch.compiler.is_compiling():
         return False
     return not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
 
 
 def index_runs(segment_ids: Tensor, valid: Tensor | None) -> Tensor:
-    """Number the runs of equal segment ids from 0; padding forms runs of its own. [B, N] -> [B, N]."""
+    """Number the runs of equal segment ids from 0; padding forms separate runs. [B, N] -> [B, N]."""
     if valid is not None:
         segment_ids = segment_ids.masked_fill(~valid, -1)
     change = torch.zeros_like(segment_ids)
@@ -45,7 +45,7 @@ def index_runs(segment_ids: Tensor, valid: Tensor | None) -> Tensor:
 
 
 def runs_from_restarts(ids: Tensor) -> Tensor:
-    """Runs of a packed row: a new one starts wherever the id does not grow. [B, N] -> [B, N]."""
+    """Runs of a packed row: a new one starts where the id does not grow. [B, N] -> [B, N]."""
     restart = torch.zeros_like(ids)
     restart[:, 1:] = (ids[:, 1:] <= ids[:, :-1]).long()
     return restart.cumsum(-1)
@@ -58,13 +58,13 @@ def ids_within_runs(runs: Tensor) -> Tensor:
 
 
 def cumulative_sum(x: Tensor) -> Tensor:
-    """Sums over the last axis up to each entry."""
+    """Cumulative sum over the last axis."""
     return _opaque_cumsum(x) if torch.compiler.is_compiling() else x.cumsum(-1)
 
 
 @torch.library.custom_op("equitape::cumsum", mutates_args=())
 def _opaque_cumsum(x: Tensor) -> Tensor:
-    """Cumulative sum over the last axis, as an operator: the compiler of torch 2.11 fails on a scan inside a cat."""
+    """Cumulative sum over the last axis as an operator: torch 2.11's compiler fails on a scan inside a cat."""
     return x.cumsum(-1)
 
 
@@ -77,14 +77,14 @@ _opaque_cumsum.register_autograd(lambda ctx, gradient: gradient.flip(-1).cumsum(
 
 
 def run_starts(runs: Tensor) -> Tensor:
-    """Where a new run begins. [B, N] -> [B, N] bool."""
+    """Where a new run starts. [B, N] -> [B, N] bool."""
     starts = torch.ones_like(runs, dtype=torch.bool)
     starts[:, 1:] = runs[:, 1:] != runs[:, :-1]
     return starts
 
 
 def add_jumps(ids: Tensor, jumps: Tensor, runs: Tensor | None) -> Tensor:
-    """Ids that move ahead by jumps[j] at token j and stay ahead; every run starts without. All [B, N]."""
+    """Ids increased by jumps[j] from token j on; every run starts without. All [B, N]."""
     ahead = cumulative_sum(jumps)
     if runs is not None:
         ahead = ahead - torch.where(run_starts(runs), ahead - jumps, 0).cummax(-1).values
@@ -92,7 +92,7 @@ def add_jumps(ids: Tensor, jumps: Tensor, runs: Tensor | None) -> Tensor:
 
 
 def last_key(past_length: int | Tensor, padding: Tensor | None, device: torch.device) -> Tensor:
-    """The index of the last cached token that is not padding: [B or 1], -1 for none. Arguments as for `key_ids`."""
+    """Index of the last cached token that is not padding: [B or 1], -1 for none. Arguments as in `key_ids`."""
     if padding is None:
         return torch.as_tensor(past_length, device=device).reshape(1) - 1
     index = torch.arange(padding.shape[1], device=device)
@@ -100,9 +100,9 @@ def last_key(past_length: int | Tensor, padding: Tensor | None, device: torch.de
 
 
 def default_ids(num_tokens: int, past_length: int | Tensor, padding: Tensor | None, device: torch.device) -> Tensor:
-    """Ids for tokens that came without any: counted from 0 along the row, padding not counted.
+    """Default ids: counted from 0 along the row, without padding.
 
-    padding: [B, past + N] bool or None. Returns [B, N], or [1, N] when nothing is padded.
+    padding: [B, past + N] bool or None. Returns [B, N], or [1, N] without padding.
     """
     index = torch.arange(num_tokens, device=device) + past_length
     if padding is None:
@@ -111,7 +111,7 @@ def default_ids(num_tokens: int, past_length: int | Tensor, padding: Tensor | No
 
 
 def sequence_extent(ids: Tensor, runs: Tensor | None, valid: Tensor | None) -> tuple[Tensor, Tensor]:
-    """(smallest id, number of ids covered) of each token's own sequence, padding left out. Both [B, N or 1]."""
+    """(smallest id, number of ids covered) of each token's sequence, without padding. Both [B, N or 1]."""
     largest = torch.iinfo(ids.dtype).max
     low = ids if valid is None else ids.masked_fill(~valid, largest)
     high = ids if valid is None else ids.masked_fill(~valid, -1)
@@ -120,15 +120,15 @@ def sequence_extent(ids: Tensor, runs: Tensor | None, valid: Tensor | None) -> t
     else:
         low = torch.full_like(runs, largest).scatter_reduce(1, runs, low.expand_as(runs), "amin").gather(1, runs)
         high = torch.full_like(runs, -1).scatter_reduce(1, runs, high.expand_as(runs), "amax").gather(1, runs)
-    # a row or run of padding only has neither; any finite value does, nothing reads it
+    # for padding only, any finite value will do: nothing reads it
     low = torch.where(high < 0, 0, low)
     return low, (high - low + 1).clamp(min=1)
 
 
 def origin_with_cache(ids: Tensor, past_length: int | Tensor, padding: Tensor | None, origin: Tensor) -> Tensor:
-    """The id at which each row began when its first tokens are in a cache: [B, 1]; `origin` where none are.
+    """The first id of each row whose first tokens are cached: [B, 1]; `origin` if none are.
 
-    Arguments as for `key_ids`.
+    Arguments as in `key_ids`.
     """
     if padding is None:
         before = torch.as_tensor(past_length, device=ids.device).reshape(1, 1)
@@ -139,19 +139,19 @@ def origin_with_cache(ids: Tensor, past_length: int | Tensor, padding: Tensor | 
 
 
 def key_ids(ids: Tensor, past_length: int | Tensor, first_key: int, num_keys: int, padding: Tensor | None) -> Tensor:
-    """Ids of all keys a call attends to, cached ones included. [B, K].
+    """Ids of all keys of a call, including cached ones. [B, K].
 
-    A cache holds keys and values, not ids. Keys of this call take the ids given for it; cached ones are counted back
-    from the first of these, one per token without padding: a cache continues consecutive ids.
+    A cache holds keys and values, not ids. Keys of this call have the given ids; cached ones are counted back from the
+    first of these, one per token without padding: a cache continues consecutive ids.
 
-    ids: [B, N] of this call; past_length: tokens seen before it; first_key: index of the first key still held (a
+    ids: [B, N] of this call; past_length: tokens seen before; first_key: index of the first key still held (a
     sliding cache drops old ones); padding: [B, >= first_key + K] bool over all tokens, or None.
     """
     token = torch.arange(first_key, first_key + num_keys, device=ids.device)[None]
     if padding is None:
         counted_back = token - past_length
     else:
-        # tokens counted up to and including each one; where the mask ends, the future begins and nothing reads it
+        # number of tokens up to each one; beyond the mask is the future, which nothing reads
         counts = padding.long().cumsum(-1)
         last = counts.shape[1] - 1
         start = torch.as_tensor(past_length, device=ids.device).reshape(1, 1).clamp(max=last)

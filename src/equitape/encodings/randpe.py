@@ -1,4 +1,4 @@
-"""RandPE: RoPE over ids drawn at random from a longer range while training (docs/reference/encodings/randpe.md)."""
+"""RandPE: RoPE with random ids from a longer range in training (docs/reference/encodings/randpe.md)."""
 
 from dataclasses import dataclass
 
@@ -20,16 +20,16 @@ class RandPEOptions(Options):
     range: int | None = None
     """Ids are drawn from 0 .. range - 1. Default: the model's max_position_embeddings."""
     sample_in_eval: bool = False
-    """Draw at evaluation too; outputs are then random and a cache is refused."""
+    """Also draw ids in evaluation; outputs are then random and a cache is not supported."""
 
     def check(self, geometry: Geometry) -> None:
         check_rotary("randpe", self.theta, UNSCALED, geometry.head_dim)
         if self.range is not None and self.range < 1:
-            raise ValueError(f"Encoding 'randpe' needs a range of 1 or more; it is {self.range}.")
+            raise ValueError(f"Encoding 'randpe' has range {self.range}; it must be 1 or more.")
 
 
 class RandPELayer(LayerEncoding):
-    """Turn queries and keys by the phasors of the drawn ids."""
+    """Rotate queries and keys by the phasors of the drawn ids."""
 
     def rotate(self, query: Tensor, key: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
         assert state is not None
@@ -38,7 +38,7 @@ class RandPELayer(LayerEncoding):
 
 @register_encoding("randpe")
 class RandPE(PositionalEncoding):
-    """A row of N tokens gets N ids drawn without replacement and sorted; in evaluation the ids as they are."""
+    """In training, N tokens get N sorted ids drawn without replacement; in evaluation, ids are unchanged."""
 
     bounded_ids = True
     idea = "RoPE over sorted random ids while training"
@@ -51,7 +51,7 @@ class RandPE(PositionalEncoding):
     def cache_refusal(self) -> str | None:
         if not self._samples:
             return None
-        return "new ids are drawn at every call, so cached keys would stand at other positions; call eval() first"
+        return "new ids are drawn at every call, so cached keys would have other positions; call eval() first"
 
     @property
     def _samples(self) -> bool:
@@ -65,7 +65,7 @@ class RandPE(PositionalEncoding):
         needed = max(trained, tested) if self.options.sample_in_eval else trained
         if self._range < needed:
             raise ValueError(
-                f"it draws ids from a range of {self._range}, too small for {needed} tokens; give it a range of "
+                f"it draws ids from a range of {self._range}, too small for {needed} tokens; set range to "
                 f"{needed} or more"
             )
 

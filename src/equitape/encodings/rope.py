@@ -1,4 +1,4 @@
-"""RoPE: queries and keys rotated by the angle of their position; all scalings (docs/reference/encodings/rope.md)."""
+"""RoPE: rotate queries and keys by the angle of their position; all scalings (docs/reference/encodings/rope.md)."""
 
 from dataclasses import dataclass, field
 
@@ -27,7 +27,7 @@ class RoPEOptions(ClockOptions):
 
 
 class RoPELayer(ColumnsLayer):
-    """q~ = z q, k~ = z k, channels (m, m + M) read as a complex number."""
+    """q~ = z q, k~ = z k, with channels (m, m + M) as a complex number."""
 
     def rotate(self, query: Tensor, key: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
         assert state is not None
@@ -36,9 +36,9 @@ class RoPELayer(ColumnsLayer):
 
 @register_encoding("rope")
 class RoPE(ColumnsEncoding):
-    """z = exp(i theta_m p), the same for all heads and layers."""
+    """z = exp(i theta_m p), shared by all heads and layers."""
 
-    idea = "queries and keys turned by an angle proportional to the id"
+    idea = "queries and keys rotated by an angle proportional to the id"
     options_class = RoPEOptions
     options: RoPEOptions
     needs_even_head_dim = True
@@ -46,7 +46,7 @@ class RoPE(ColumnsEncoding):
 
     def __init__(self, options: RoPEOptions, geometry: Geometry):
         super().__init__(options, geometry, options, options.clock)
-        # dynamic NTK looks at the length of the sequence
+        # dynamic NTK depends on the sequence length
         self.needs_extent = self.needs_extent or options.scaling.kind == "dynamic"
 
     @property
@@ -54,8 +54,8 @@ class RoPE(ColumnsEncoding):
         if self.options.scaling.kind != "dynamic":
             return None
         return (
-            "dynamic NTK changes its frequencies with the length of the sequence, so keys cached earlier would have "
-            "been turned by other angles; use the scaling 'ntk' with a fixed factor"
+            "dynamic NTK changes its frequencies with the sequence length, so cached keys would have been rotated by "
+            "other angles; use the scaling 'ntk' with a fixed factor"
         )
 
     @property

@@ -1,7 +1,7 @@
-"""Running sums over tokens, and numbers that ride exactly in half-precision key columns.
+"""Running sums over tokens, and float32 numbers stored exactly in half-precision key columns.
 
-A cache holds keys and values and nothing else. A running sum that must go on from a cache is therefore written into
-extra columns of the key, as three numbers of the key's dtype that add up to the float32 sum.
+A cache holds only keys and values. A running sum that must continue from a cache is therefore stored in extra columns
+of the key, as three numbers of the key's dtype that add up to the float32 sum.
 
 Shapes: B batch, N tokens, G key-value heads.
 """
@@ -12,16 +12,16 @@ from torch import Tensor
 from .positions import Positions, cumulative_sum, run_starts
 
 PARTS = 3
-"""Numbers that one float32 is split into: three times 8 bits of bfloat16 hold its 24 bits."""
+"""Parts of one float32: three times 8 bits of bfloat16 hold its 24 bits."""
 COLUMN_UNIT = 64.0
-"""Columns hold numbers in this unit, so that float16 reaches positions of 4 million."""
+"""Columns hold numbers in this unit, so that float16 covers positions up to 4 million."""
 
 
 def running_sum(increments: Tensor, positions: Positions, previous: Tensor | None) -> Tensor:
     """Sums over all tokens up to each one: [B, G, N] in float32.
 
-    Padding adds nothing, every packed sequence starts again at zero, and `previous` [B, G], the sum at the last cached
-    token, is where a cached sequence goes on.
+    Padding adds nothing, every packed sequence starts at zero, and a cached sequence continues from `previous` [B, G],
+    the sum at the last cached token.
     """
     wide = increments.to(torch.promote_types(increments.dtype, torch.float32))
     if positions.valid is not None:
@@ -36,7 +36,7 @@ def running_sum(increments: Tensor, positions: Positions, previous: Tensor | Non
 
 
 def split_parts(numbers: Tensor, dtype: torch.dtype) -> Tensor:
-    """[...] -> [..., 3] in `dtype`; the parts add up to the numbers. All of the gradient goes through the last part."""
+    """[...] -> [..., 3] in `dtype`; the parts add up to the numbers. The full gradient goes through the last part."""
     wide = numbers.to(torch.promote_types(numbers.dtype, torch.float32)) / COLUMN_UNIT
     exact = wide.detach()
     first = exact.to(dtype)

@@ -13,24 +13,24 @@ from .positions import Positions
 
 @dataclass(frozen=True, kw_only=True)
 class SinusoidalOptions(Options):
-    """Options of the sinusoids."""
+    """Options of sinusoidal positions."""
 
     theta: float = 10000.0
     amplitude: float = 0.02
-    """Height of the waves: that of freshly made embeddings. The original scales embeddings up to the waves instead."""
+    """Amplitude of the waves: that of initial embeddings. The original scales embeddings up to the waves instead."""
 
     def check(self, geometry: Geometry) -> None:
         if self.theta <= 1.0:
-            raise ValueError(f"Encoding 'sinusoidal' needs theta above 1; it is {self.theta}.")
+            raise ValueError(f"Encoding 'sinusoidal' has theta {self.theta}; it must be above 1.")
         if geometry.hidden_size % 2:
-            raise ValueError(f"Encoding 'sinusoidal' needs an even hidden_size; it is {geometry.hidden_size}.")
+            raise ValueError(f"Encoding 'sinusoidal' needs an even hidden_size, not {geometry.hidden_size}.")
 
 
 @register_encoding("sinusoidal")
 class Sinusoidal(PositionalEncoding):
     """x_i + a [sin(p w_0), cos(p w_0), sin(p w_1), ...], w_k = theta^(-2k/C)."""
 
-    idea = "fixed waves added to the embedding"
+    idea = "fixed sinusoids added to the embedding"
     options_class = SinusoidalOptions
     options: SinusoidalOptions
     shift_invariant = False

@@ -1,4 +1,4 @@
-"""T5's relative bias: a learned number for each head and bucket of distance (docs/reference/encodings/t5.md)."""
+"""T5's relative bias: a learned number per head and distance bucket (docs/reference/encodings/t5.md)."""
 
 import math
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class T5Options(Options):
 
 
 def bucket(distance: Tensor, num_buckets: int, max_distance: int) -> Tensor:
-    """Bucket of a distance p_i - p_j: one each up to half of them, then logarithmic, the last for all beyond."""
+    """Bucket of a distance p_i - p_j: one each for the first half, then logarithmic, the last for all larger ones."""
     distance = distance.clamp(min=0)
     exact = num_buckets // 2
     growth = torch.log(distance.clamp(min=1).float() / exact) / math.log(max_distance / exact)
@@ -66,9 +66,9 @@ class T5Layer(LayerEncoding):
 
 @register_encoding("t5")
 class T5(PositionalEncoding):
-    """One table [buckets, H] for all layers, as in T5; it is handed on as the state, so every layer trains it."""
+    """One table [buckets, H] for all layers, as in T5; it is passed on as the state, so that every layer trains it."""
 
-    idea = "a learned number for each head and bucket of distance"
+    idea = "a learned number per head and distance bucket"
     options_class = T5Options
     options: T5Options
     adds_bias = True

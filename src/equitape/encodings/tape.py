@@ -4,12 +4,12 @@ mixed by content (docs/reference/encodings/tape.md).
 1. start   z = exp(i theta_m p)
 2. rotate  q~ = z q, k~ = z k
 3. attend  softmax(q~ k~^T / sqrt D) [v | z] -> [o | c]
-4. move    z + gamma z conj(A c) (B c), an option: by the distance between what two mixtures of heads look at
+4. move    z + gamma z conj(A c) (B c), optional: move by the distance between what two mixtures of heads attend to
 5. carry   z' = z + W_a c
 6. mix     z'' = z' + W_2 diag(psi(x)) W_1 z',  psi(x) = silu(W_x x)
 
-All mixing is over heads, never over frequencies: turning all z of one frequency by the same angle changes no score and
-turns every later z by that angle. That is the equivariance, and shift invariance with it.
+All mixing is over heads, never over frequencies: rotating all z of one frequency by the same angle changes no score
+and rotates every later z by that angle. This equivariance implies shift invariance.
 
 Shapes: B batch, N tokens, H query heads, G key-value heads, D head dimension, C hidden size, I mixer size.
 """
@@ -43,9 +43,9 @@ class TapeOptions(ClockOptions):
     scaling: Scaling = field(default_factory=Scaling)
     """Scaling of the initial phasors."""
     init: str = "rope"
-    """Start of the field: "rope", or "fourier" (random frequencies and amplitudes)."""
+    """Initial field: "rope", or "fourier" (random frequencies and amplitudes)."""
     seed: int = 0
-    """Which random Fourier features."""
+    """Seed of the random Fourier features."""
     layers: str | tuple[int, ...] = "all"
     """Blocks that update the field: "all", "last_half" or a list of indices. The last block never does."""
     attention_update: bool = True
@@ -57,21 +57,23 @@ class TapeOptions(ClockOptions):
     mixer_size: int | None = None
     """I. Default: four times the number of key-value heads."""
     source: str = "attention"
-    """What psi reads: normalised features after "attention", as the paper says, or the "mlp" output, as its code."""
+    """Input of psi: normalised features after "attention", as in the paper, or the "mlp" output, as in its code."""
     normalize: bool = False
     """Divide the field of every token and head by its root mean square over frequencies after each update."""
     complex_mixing: bool = False
     """Complex W_a, W_1, W_2: a token may shift its own phase. Still equivariant."""
     init_scale: float = 0.0
-    """Spread of W_a, W_2 and gamma at the start, in units of 1 / sqrt(fan-in). Zero starts as RoPE."""
+    """Initial standard deviation of W_a, W_2 and gamma, in units of 1 / sqrt(fan-in). Zero starts as RoPE."""
 
     def check(self, geometry: Geometry) -> None:
         check_rotary("tape", self.theta, self.scaling, geometry.head_dim)
         self.check_decay("tape", geometry)
         if self.init not in INITS:
-            raise ValueError(f"Encoding 'tape' has no init {self.init!r}.{describe_choices(self.init, INITS)}")
+            raise ValueError(f"Encoding 'tape' does not have init {self.init!r}.{describe_choices(self.init, INITS)}")
         if self.source not in SOURCES:
-            raise ValueError(f"Encoding 'tape' has no source {self.source!r}.{describe_choices(self.source, SOURCES)}")
+            raise ValueError(
+                f"Encoding 'tape' does not have source {self.source!r}.{describe_choices(self.source, SOURCES)}"
+            )
         if self.scaling.kind == "dynamic":
             raise ValueError(
                 "Encoding 'tape' carries its field in the cache, so the scaling cannot be 'dynamic'; use 'ntk'."
@@ -82,12 +84,14 @@ class TapeOptions(ClockOptions):
                 f"does not apply to them: use 'linear' or init 'rope'."
             )
         if self.mixer_size is not None and self.mixer_size < 1:
-            raise ValueError(f"Encoding 'tape' needs mixer_size of 1 or more; it is {self.mixer_size}.")
+            raise ValueError(f"Encoding 'tape' has mixer_size {self.mixer_size}; it must be 1 or more.")
         updating_blocks(self.layers, geometry)
 
 
 def updating_blocks(layers: str | tuple[int, ...], geometry: Geometry) -> set[int]:
-    """Indices of the blocks that update the field. The last application of the last block never has a reader."""
+    """Indices of the blocks that update the field, without the last application of the last block, which nothing
+    reads.
+    """
     blocks = geometry.num_layers
     readable = blocks if geometry.num_loops > 1 else blocks - 1
     if layers == "all":
@@ -95,14 +99,12 @@ def updating_blocks(layers: str | tuple[int, ...], geometry: Geometry) -> set[in
     if layers == "last_half":
         return set(range(blocks // 2, readable))
     if isinstance(layers, str):
-        raise ValueError(
-            f"Encoding 'tape' has no layers {layers!r}; say 'all', 'last_half' or a list of block indices."
-        )
+        raise ValueError(f"Encoding 'tape' has layers {layers!r}; use 'all', 'last_half' or a list of block indices.")
     wrong = sorted(index for index in layers if not (isinstance(index, int) and 0 <= index < readable))
     if wrong:
         raise ValueError(
-            f"Encoding 'tape' cannot update the field in blocks {wrong}: allowed are 0 to {readable - 1} "
-            f"(what the last block would update, nothing reads)."
+            f"Encoding 'tape' cannot update the field in blocks {wrong}; allowed: 0 to {readable - 1} "
+            f"(nothing would read an update by the last block)."
         )
     return set(layers)
 
@@ -119,9 +121,9 @@ def draw_fourier_features(options: TapeOptions, geometry: Geometry) -> tuple[lis
 
 
 class AlignedLinear(nn.Linear):
-    """A linear layer of few outputs, in half precision on a GPU computed with rows of zeros up to a multiple of 8.
+    """A linear layer with few outputs. In half precision on a GPU, outputs are zero-padded to a multiple of 8.
 
-    Matrix products want rows of 16 bytes; with the 12 gates of three key-value heads they take several times as long.
+    Matrix products need rows of 16 bytes; with 12 gates of three key-value heads, they are several times slower.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -147,7 +149,7 @@ class TapeLayer(ColumnsLayer):
         # complex weights hold their real and imaginary parts in a leading axis
         parts = (2,) if options.complex_mixing else ()
         if self.moves:
-            # logits of two mixtures of query heads, for each key-value head, and how far it moves
+            # logits of two mixtures of query heads per key-value head, and the strength of the move
             self.move_heads = nn.Parameter(torch.empty(2, groups, heads))
             self.move_gain = nn.Parameter(torch.empty(groups))
         if self.carries:
@@ -161,7 +163,7 @@ class TapeLayer(ColumnsLayer):
         super().reset_parameters(std)
         scale = self.options.init_scale
         if self.moves:
-            # two mixtures that differ from the start: equal ones would move nothing, and learn alike
+            # initialise the two mixtures differently: equal ones would move nothing and get equal gradients
             nn.init.normal_(self.move_heads)
             nn.init.normal_(self.move_gain, std=scale)
         if self.carries:
@@ -194,7 +196,7 @@ class TapeLayer(ColumnsLayer):
             return update_field(state, attended_state, None, carry, None, None, normalize=self.options.normalize)
         features = normed_hidden if self.options.source == "attention" else mlp_output
         mixing = (carry, self.mix_in, self.mix_out)
-        # a gate that was replaced, by a quantised one or one with LoRA, knows itself what it computes
+        # a replaced gate (quantised or with LoRA) computes by itself
         if type(self.gate) is AlignedLinear and fuses_token(state, features, self.gate.weight):
             weight = self.gate.weight
             return update_token(state, attended_state, features, weight, *mixing, normalize=self.options.normalize)

@@ -1,7 +1,7 @@
-"""TAPE 2: TAPE with the parts that made it better in our measurements (docs/reference/encodings/tape2.md).
+"""TAPE 2: TAPE with the parts that improved it in our measurements (docs/reference/encodings/tape2.md).
 
-The same code and options as `tape`, with other defaults: a field that moves, complex mixing, normalisation, and scores
-that decay by learned slopes. Train it with jumps (training/jumps.py) to read far beyond the trained length.
+The same code and options as `tape`, with other defaults: a field that moves, complex mixing, normalisation, and
+learned decay slopes. Train it with jumps (training/jumps.py) to read far beyond the trained length.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from .tape import Tape, TapeOptions
 
 @dataclass(frozen=True, kw_only=True)
 class Tape2Options(TapeOptions):
-    """Options of TAPE 2: those of TAPE with other defaults."""
+    """Options of TAPE with other defaults."""
 
     move: bool = True
     normalize: bool = True

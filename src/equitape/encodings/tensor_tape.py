@@ -1,6 +1,6 @@
 """TensorTape: the paper's general form, a tensor e in R^{L x R} per token, head and block of channels.
 
-Readable, slower, and independent of the phasor form: it serves as the oracle for it and for the paper's ablations
+Readable, slower, and independent of the phasor form: an oracle for it, and the paper's ablations
 (docs/reference/encodings/tensor_tape.md).
 
 Shapes: B batch, N tokens, H query heads, G key-value heads, M = D / L blocks of L channels, R components.
@@ -27,7 +27,7 @@ MIXINGS = {
     "heads+components": "gr",
     "maximal": "gml",
 }
-"""Axes that W_1 and W_2 mix over. "heads" is the form of the paper's experiments."""
+"""Axes that W_1 and W_2 mix over. The paper's experiments use "heads"."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,9 +50,11 @@ class TensorTapeOptions(Options):
     def check(self, geometry: Geometry) -> None:
         check_rotary("tensor_tape", self.theta, UNSCALED, geometry.head_dim)
         if self.mixer_size is not None and self.mixer_size < 1:
-            raise ValueError(f"Encoding 'tensor_tape' needs mixer_size of 1 or more; it is {self.mixer_size}.")
+            raise ValueError(f"Encoding 'tensor_tape' has mixer_size {self.mixer_size}; it must be 1 or more.")
         if self.init not in INITS:
-            raise ValueError(f"Encoding 'tensor_tape' has no init {self.init!r}.{describe_choices(self.init, INITS)}")
+            raise ValueError(
+                f"Encoding 'tensor_tape' does not have init {self.init!r}.{describe_choices(self.init, INITS)}"
+            )
         if self.mix_over not in MIXINGS:
             raise ValueError(
                 f"Encoding 'tensor_tape' cannot mix over {self.mix_over!r}.{describe_choices(self.mix_over, MIXINGS)}"
@@ -61,8 +63,8 @@ class TensorTapeOptions(Options):
             raise ValueError("Encoding 'tensor_tape' needs channels and components of 1 or more.")
         if geometry.head_dim % self.channels:
             raise ValueError(
-                f"Encoding 'tensor_tape' cuts head_dim {geometry.head_dim} into blocks of channels={self.channels}, "
-                f"which does not divide it."
+                f"Encoding 'tensor_tape' splits head_dim {geometry.head_dim} into blocks of channels={self.channels}, "
+                f"which must divide it."
             )
         if self.init == "rope" and (self.channels, self.components) != (2, 2):
             raise ValueError(
@@ -84,7 +86,7 @@ def draw_fourier_features(options: TensorTapeOptions, blocks: int) -> tuple[list
 
 
 class TensorTapeLayer(LayerEncoding):
-    """Eq. 6 to 8 of the paper, written as they stand."""
+    """Eq. 6 to 8 of the paper, literally."""
 
     def __init__(self, options: TensorTapeOptions, geometry: Geometry, updates: bool):
         super().__init__()
@@ -135,7 +137,7 @@ class TensorTapeLayer(LayerEncoding):
             mixed = torch.einsum(f"bgnmlr->bn{axes}{''.join(rest)}", tensors)
             shape = mixed.shape
             mixed = mixed.flatten(2, 1 + len(axes)).flatten(3)
-            # not `@`, which would make a small product for every token
+            # not `@`, which would launch a small product per token
             mixed = psi[..., None] * torch.einsum("jc,bnce->bnje", self.mix_in, mixed)
             mixed = torch.einsum("cj,bnje->bnce", self.mix_out, mixed)
             mixed = torch.einsum(f"bn{axes}{''.join(rest)}->bgnmlr", mixed.reshape(shape))
@@ -149,13 +151,15 @@ class TensorTapeLayer(LayerEncoding):
         """[B, H, N, L * M] and [B or 1, G, N, M, L, R] to [B, H, N, R * M]."""
         tensors = tensors.repeat_interleave(x.shape[1] // tensors.shape[1], dim=1)
         blocks = x.unflatten(-1, (-1, self.blocks)).transpose(-1, -2)
-        # not einsum, which would make a product of 1 x L and L x R matrices for every block of every token
+        # not einsum, which would compute a product of 1 x L and L x R matrices per block and token
         return (blocks[..., None] * tensors).sum(-2).transpose(-1, -2).flatten(3)
 
 
 @register_encoding("tensor_tape")
 class TensorTape(PositionalEncoding):
-    """e[m] = [[cos, sin], [-sin, cos]] at the start: the paper's transposed, to turn the way Llama's RoPE turns."""
+    """Initially e[m] = [[cos, sin], [-sin, cos]]: the paper's transposed, to rotate in the direction of Llama's
+    RoPE.
+    """
 
     idea = "the paper's general L x R tensors; oracle and ablations"
     options_class = TensorTapeOptions
@@ -165,8 +169,8 @@ class TensorTape(PositionalEncoding):
         super().__init__(options, geometry)
         # plain numbers, not a buffer: a buffer would be rounded when the model is cast to half precision
         self.fourier_features = draw_fourier_features(options, geometry.head_dim // options.channels)
-        # a shift turns pairs of components, every frequency by its own angle: mixing over components or over blocks,
-        # or a component without its partner, does not commute with that
+        # a shift rotates pairs of components, each frequency by its own angle: mixing over components or blocks, or a
+        # component without its partner, does not commute with that
         self.shift_invariant = options.mix_over in ("heads", "heads+channels") and options.components % 2 == 0
 
     @property

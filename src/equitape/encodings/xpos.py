@@ -1,4 +1,4 @@
-"""xPos: RoPE whose products decay with distance, slow frequencies least (docs/reference/encodings/xpos.md)."""
+"""xPos: RoPE with products that decay with distance, low frequencies least (docs/reference/encodings/xpos.md)."""
 
 import math
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from .options import Geometry, Options
 from .phasors import multiply, phasors
 from .positions import Positions
 
-# powers of two that float32 and bfloat16 can hold, with room for the queries and keys themselves
+# powers of two that float32 and bfloat16 can represent, with room for the queries and keys
 EXPONENT_RANGE = 100.0
 
 
@@ -22,7 +22,7 @@ class XPosOptions(Options):
 
     theta: float = 10000.0
     scale_base: float = 512.0
-    """Distance over which frequency m decays by its own factor zeta_m."""
+    """Distance over which frequency m decays by its factor zeta_m."""
     gamma: float = 0.4
 
     def check(self, geometry: Geometry) -> None:
@@ -54,8 +54,8 @@ class XPosLayer(LayerEncoding):
 class XPos(PositionalEncoding):
     """The state is [cos | sin | s], 3/2 D wide.
 
-    Only differences of ids reach the scores, but s alone grows without bound. It is measured from the middle of the
-    context the model was built for, counted from the start of the sequence: a fixed point, so cached keys stay right.
+    Scores depend only on differences of ids, but s alone grows without bound. It is measured from the middle of the
+    model's context, counted from the start of the sequence: a fixed point, so that cached keys stay valid.
     """
 
     idea = "RoPE whose products decay with distance"
@@ -70,7 +70,7 @@ class XPos(PositionalEncoding):
         frequencies = inverse_frequencies(dim, options.theta, UNSCALED, device)
         exact = position_dtype(device)
         zeta = (torch.arange(0, dim, 2, device=device, dtype=exact) / dim + options.gamma) / (1 + options.gamma)
-        # a decoder of other code may not say where its sequences start; they then start at 0
+        # decoders other than ours may not set the start of sequences; it is then 0
         origin = 0 if positions.origin is None else positions.origin
         distance = (positions.ids - origin - self.geometry.max_positions // 2)[..., None].to(exact)
         scale = zeta ** (distance / options.scale_base)

@@ -1,9 +1,9 @@
-"""The command line of lm-evaluation-harness with models of equitape.
+"""The command line of lm-evaluation-harness with equitape's models.
 
     python -m equitape.evaluation.harness --model equitape --model_args pretrained=FOLDER --tasks NAME
 
-registers the models of equitape and passes its arguments to `lm_eval`. `--model hf` then loads folders of equitape
-models; `--model equitape` also loads runs, adapters (with base=FOLDER among the arguments) and GGUF files.
+registers equitape's models and passes its arguments to `lm_eval`. `--model hf` then loads folders of equitape models;
+`--model equitape` also loads runs, adapters (with base=FOLDER among the arguments) and GGUF files.
 `equitape.tasks.harness` is the other direction: tasks of the harness in `equitape eval`.
 """
 
@@ -19,7 +19,7 @@ MODEL_NAME = "equitape"
 
 
 def register_with_harness() -> None:
-    """Register `--model equitape` with the harness: everything that equitape loads, adapters included."""
+    """Register `--model equitape` with the harness: everything that equitape loads, including adapters."""
     from lm_eval.api.registry import model_registry, register_model
     from lm_eval.models.huggingface import HFLM
 
@@ -38,7 +38,7 @@ def register_with_harness() -> None:
             device: str | None = None,
             **kwargs: Any,
         ):
-            # the harness's own default is cuda:0; like its class for transformers, fall back to the CPU without a GPU
+            # the harness's default is cuda:0; fall back to the CPU without a GPU, as its class for transformers does
             if device is not None and device.startswith("cuda") and not torch.cuda.is_available():
                 device = None
             evaluated = load_evaluated_model(pretrained, base=base, tokenizer=tokenizer, dtype=dtype, device=device)
@@ -48,7 +48,7 @@ def register_with_harness() -> None:
 
 
 def main() -> None:
-    """The command line of lm-evaluation-harness with the models of equitape registered."""
+    """Run lm-evaluation-harness with equitape's models registered."""
     try:
         require_harness()
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Runs an evaluation so that nothing done is lost, and writes its report.
+"""Run an evaluation in resumable units and write its report.
 
 The folder of an evaluation holds
 
@@ -6,7 +6,7 @@ The folder of an evaluation holds
     results.jsonl    one line per unit, written when it is done
     cost.json        time, tokens and memory so far, and where it ran
     report.json      figures, protocol, notes, environment
-    report.md        the same to read
+    report.md        the same as text
     *.png            heat maps, curves and bars
 """
 
@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from ..registry import counted
 from ..runs.environment import describe_environment
 from ..runs.files import plain, write_json
 from ..runs.identity import Difference, check_folder, find_differences
@@ -33,9 +34,9 @@ SETTINGS, RESULTS, REPORT = "settings.json", "results.jsonl", "report.json"
 COST = "cost.json"
 FORMAT = 1
 UNIMPORTANT = ("format", "model.name", "options.data", "options.filler", "examples.source")
-"""Names, and where data lies: what matters is its digest, among the examples."""
+"""Names and paths of data; only its digest, among the examples, matters."""
 COMPARED = ("task", "options", "examples")
-"""What must be the same in evaluations that are compared."""
+"""Settings that must be equal in compared evaluations."""
 
 
 def evaluate(
@@ -48,10 +49,10 @@ def evaluate(
     score: bool = True,
     console: Console | None = None,
 ) -> dict[str, Any]:
-    """Run every unit of a task that is not done yet, and return the content of report.json.
+    """Run every unfinished unit of a task, and return the content of report.json.
 
-    resume: continue what the folder holds. batch_tokens: tokens per batch; default: what fits into memory. score: False
-    only writes the answers and returns the settings; `rescore` makes the report later.
+    resume: continue the evaluation in the folder. batch_tokens: tokens per batch. Default: as many as fit in memory.
+    score: False only writes the answers and returns the settings; `rescore` makes the report later.
     """
     prepared = prepare(evaluated, task, out, resume=resume, score=score)
     return run_prepared(prepared, batch_tokens=batch_tokens, console=console)
@@ -59,7 +60,7 @@ def evaluate(
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """An evaluation that is prepared and checked."""
+    """A prepared and checked evaluation."""
 
     evaluated: EvaluatedModel
     task: EvaluationTask
@@ -72,7 +73,7 @@ class Prepared:
 def prepare(
     evaluated: EvaluatedModel, task: EvaluationTask, out: Path | str, *, resume: bool = False, score: bool = True
 ) -> Prepared:
-    """Make all examples and refuse what cannot be done. Nothing is written."""
+    """Make all examples and raise errors early. Writes nothing."""
     out = Path(out)
     if score:
         task.check_scoring()
@@ -85,7 +86,7 @@ def prepare(
 def run_prepared(
     prepared: Prepared, *, batch_tokens: int | None = None, console: Console | None = None
 ) -> dict[str, Any]:
-    """`evaluate` once everything is prepared."""
+    """`evaluate` after preparation."""
     with locked(prepared.out):
         write_json(prepared.out / SETTINGS, prepared.settings)
         done = {key for key, record in read_results(prepared.out).items() if "error" not in record}
@@ -95,7 +96,7 @@ def run_prepared(
 
 
 def describe_settings(evaluated: EvaluatedModel, task: EvaluationTask, units: list[Unit]) -> dict[str, Any]:
-    """Everything that decides the results."""
+    """All settings that affect results."""
     content = {
         "format": FORMAT,
         "task": task.full_name,
@@ -107,34 +108,34 @@ def describe_settings(evaluated: EvaluatedModel, task: EvaluationTask, units: li
 
 
 def check_out(out: Path, resume: bool) -> None:
-    """Refuse a folder that cannot take an evaluation. This needs no model and is checked before one is loaded."""
+    """Raise ValueError if the folder cannot take an evaluation. Needs no model, so it runs before loading one."""
     check_folder(out, "evaluation", SETTINGS, list, resume=resume)
 
 
 def differences(out: Path, settings: dict[str, Any]) -> list[Difference]:
-    """Settings in which an evaluation differs from the one in a folder."""
+    """Settings that differ between an evaluation and the one in a folder."""
     return find_differences(read_settings(out), settings, UNIMPORTANT)
 
 
 def differences_between(one: dict[str, Any], other: dict[str, Any]) -> list[Difference]:
-    """Settings in which the reports of two evaluations differ, apart from the model."""
+    """Settings that differ between two reports, apart from the model."""
     old, new = ({key: each.get(key) for key in COMPARED} for each in (one, other))
     return find_differences(old, new, UNIMPORTANT)
 
 
 def read_settings(out: Path) -> dict[str, Any]:
-    """The settings with which an evaluation was started."""
+    """The settings that an evaluation was started with."""
     try:
         settings = json.loads((out / SETTINGS).read_text())
         if settings["format"] > FORMAT:
-            raise ValueError(f"format {settings['format']} is of a later version")
+            raise ValueError(f"format {settings['format']} is from a later version")
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{str(out)!r} holds no evaluation that can be read ({error}).") from None
+        raise ValueError(f"{str(out)!r} has no readable evaluation ({error}).") from None
     return settings
 
 
 def read_results(out: Path) -> dict[str, Record]:
-    """Records by unit. A last line that an interruption cut off is removed from the file."""
+    """Records by unit. Removes a truncated last line from the file."""
     path = out / RESULTS
     if not path.exists():
         return {}
@@ -147,9 +148,9 @@ def read_results(out: Path) -> dict[str, Record]:
 
 
 def describe_kept(prepared: Prepared) -> str:
-    """After an interruption: what the folder holds."""
+    """After an interruption: what is kept."""
     done = len(read_results(prepared.out))
-    return f"{prepared.out} keeps {done} of {len(prepared.units)} units."
+    return f"Kept {done} of {len(prepared.units)} units in {prepared.out}."
 
 
 def run_units(
@@ -160,7 +161,7 @@ def run_units(
     batch_tokens: int | None,
     progress: Progress,
 ) -> None:
-    """Answer units in batches and write the records of each batch when it is done."""
+    """Answer units in batches; write the records of each finished batch."""
     budget = batch_tokens or evaluated.batch_tokens
     mix = task.mixes_lengths and evaluated.mixes_lengths
     waiting = list(units)
@@ -174,10 +175,10 @@ def run_units(
             except torch.OutOfMemoryError:
                 torch.cuda.empty_cache()
                 if len(batch) > 1:
-                    # smaller batches from here on
+                    # use smaller batches from here on
                     budget = max(batch[0].length, len(batch) * batch[0].length // 2)
                     continue
-                records = [{"error": f"{batch[0].length} tokens do not fit into memory."}]
+                records = [{"error": f"{batch[0].length} tokens do not fit in memory."}]
             keys = {unit.key for unit in batch}
             waiting = [unit for unit in waiting if unit.key not in keys]
             with (out / RESULTS).open("a", encoding="utf-8") as file:
@@ -190,13 +191,13 @@ def run_units(
 def answer(
     evaluated: EvaluatedModel, task: EvaluationTask, batch: list[Unit], budget: int, advance: Advance
 ) -> list[Record]:
-    """The records of a batch; what a model refuses, such as a length beyond its table, is a result, not a failure."""
+    """The records of a batch. A length that a model rejects is a result, not a failure."""
     try:
         return task.answer(evaluated, batch, budget, advance)
     except ValueError as error:
         alike = [[unit for unit in batch if unit.length == length] for length in {unit.length for unit in batch}]
         if len(alike) > 1:
-            # a unit that is too long must not cost the others their answers
+            # a unit that is too long must not affect the others
             apart = {
                 unit.key: record
                 for same in alike
@@ -208,7 +209,7 @@ def answer(
 
 
 def add_cost(out: Path, evaluated: EvaluatedModel, tokens: int, seconds: float, environment: dict[str, Any]) -> None:
-    """Add to the time and tokens spent so far, so that interrupted runs count too."""
+    """Add to the time and tokens spent so far, to include interrupted runs."""
     path = out / COST
     before: dict[str, Any] = {"seconds": 0.0, "tokens": 0, "peak_mib": None}
     if path.exists():
@@ -228,7 +229,7 @@ def add_cost(out: Path, evaluated: EvaluatedModel, tokens: int, seconds: float, 
 
 
 def rescore(out: Path | str) -> dict[str, Any]:
-    """Make report.json of an evaluation from its results, without the model; returns what it holds."""
+    """Make report.json from the stored results, without the model; returns its content."""
     out = Path(out)
     settings = read_settings(out)
     task = build_evaluation(settings["task"], settings["options"])
@@ -243,10 +244,10 @@ def rescore(out: Path | str) -> dict[str, Any]:
     report = asdict(task.report(good, settings))
     missing = settings["examples"]["units"] - len(results)
     if missing:
-        report["notes"].insert(0, f"Not finished: {missing} of {settings['examples']['units']} units are missing.")
+        report["notes"].insert(0, f"Unfinished: {missing} of {settings['examples']['units']} units are missing.")
     for error in errors:
         count = sum(record.get("error") == error for record in results.values())
-        report["notes"].append(f"{count} units could not be run: {error}")
+        report["notes"].append(f"{counted(count, 'unit')} failed: {error}")
     cost = json.loads((out / COST).read_text()) if (out / COST).exists() else {}
     content = plain(
         {
@@ -265,13 +266,13 @@ def rescore(out: Path | str) -> dict[str, Any]:
 
 
 def read_other(folder: Path, mine: dict[str, Any]) -> dict[str, Any]:
-    """The report of another model, which must be of the same evaluation."""
+    """The report of another model on the same evaluation."""
     path = Path(folder) / REPORT
     try:
         other = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise ValueError(f"There is no report to show beside in {str(folder)!r} ({error}).") from None
+        raise ValueError(f"There is no report to compare with in {str(folder)!r} ({error}).") from None
     found = differences_between(other, mine)
     if found:
-        raise ValueError(f"The evaluation in {str(folder)!r} cannot be compared with this one: {found[0]}.")
+        raise ValueError(f"Cannot compare with the evaluation in {str(folder)!r}: {found[0]}.")
     return other

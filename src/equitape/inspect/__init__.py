@@ -1,4 +1,4 @@
-"""Look inside a model: what positional states do, how stable they are, and whether the encoding keeps its promises."""
+"""Look inside a model: positional states, their stability, and whether the encoding keeps its guarantees."""
 
 from .capture import LayerRecord, frozen_state, visit_layers
 from .certificate import Certificate, Check, certify

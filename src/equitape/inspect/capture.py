@@ -1,6 +1,6 @@
-"""Watch a model at work: state, attention and mixing of every layer, handed over one layer at a time.
+"""Capture state, attention and mixing of every layer during a forward pass, one layer at a time.
 
-Nothing is kept here: the attention of a long text in all layers at once would be larger than the model.
+Nothing is stored here: the attention of a long text in all layers would be larger than the model.
 
 Shapes: N tokens, H query heads, G key-value heads, E width of the state, I mixer size.
 """
@@ -20,46 +20,48 @@ from ..model import EquitapeModel
 
 
 class LayerRecord(NamedTuple):
-    """What one layer did with one sequence."""
+    """The record of one layer for one sequence."""
 
     state: Tensor | None
-    """[G, N, E], the state that turned its queries and keys; None for encodings without one for every token."""
+    """[G, N, E]: the state that rotated queries and keys; None for encodings without a state per token."""
     attention: Tensor
     """[H, N, N]."""
     mixing: Tensor | None
-    """[N, G, G], the matrices T of its tokens, complex where the weights are; None where nothing is mixed."""
+    """[N, G, G]: the matrices T of its tokens, complex if the weights are; None without mixing."""
 
 
 def decoder_of(model: Any) -> EquitapeModel:
-    """The decoder inside a model of ours; other classes are refused."""
+    """The decoder inside an Equitape model; raises ValueError for other classes."""
     decoder = getattr(model, "base_model", model)
     if not isinstance(decoder, EquitapeModel):
         raise ValueError(
-            f"The model is a {type(model).__name__}; looking inside needs an Equitape model, for example one that "
-            f"equitape.adapt made from it."
+            f"The model is a {type(model).__name__}; inspecting needs an Equitape model, for example one made from it "
+            f"by equitape.adapt."
         )
     return decoder
 
 
 def layer_encodings(model: Any) -> list[LayerEncoding]:
-    """The parts of the encoding that live in the blocks."""
+    """The encoding's modules in the blocks."""
     blocks: Any = decoder_of(model).layers
     return [block.self_attn.encoding for block in blocks]
 
 
 def has_token_state(encoding: PositionalEncoding) -> bool:
-    """Whether the state holds something for every token: phasors, or TensorTape's tensors."""
+    """Whether the state has an entry per token: phasors, or TensorTape's tensors."""
     return encoding.has_field or isinstance(encoding, TensorTape)
 
 
 def updates_state(model: Any) -> bool:
-    """Whether any block changes the state it gets."""
+    """Whether any block updates the state."""
     return any(type(part).update is not LayerEncoding.update for part in layer_encodings(model))
 
 
 @contextmanager
 def frozen_state(model: Any) -> Iterator[None]:
-    """Leave the state as it starts in all layers: with TAPE started as RoPE, the same weights as a RoPE model."""
+    """Freeze the initial state in all layers. For TAPE initialised as RoPE, this is a RoPE model with the same
+    weights.
+    """
     parts = layer_encodings(model)
 
     def keep(state: Tensor | None, *rest: Any) -> Tensor | None:
@@ -77,7 +79,7 @@ def frozen_state(model: Any) -> Iterator[None]:
 
 @contextmanager
 def replaced_hook(owner: HookedModule, name: str, hook: Callable[..., Any]) -> Iterator[None]:
-    """Let one encoding, not its class, answer a hook differently for a while."""
+    """Temporarily override a hook of one encoding instance."""
     before = vars(owner).get(name)
     setattr(owner, name, hook)
     try:
@@ -90,7 +92,7 @@ def replaced_hook(owner: HookedModule, name: str, hook: Callable[..., Any]) -> I
 
 @contextmanager
 def eager_evaluation(model: Any) -> Iterator[None]:
-    """Evaluation mode with the attention that returns its weights; both are put back."""
+    """Evaluation mode with an attention that returns its weights; both are restored."""
     training, implementation = model.training, model.config._attn_implementation
     model.eval()
     model.set_attn_implementation("eager")
@@ -113,7 +115,7 @@ def visit_layers(
 
 
 class Watcher(ExitStack):
-    """Hooks on all blocks of a decoder for as long as it is entered."""
+    """Hooks on all blocks of a decoder while the context is active."""
 
     def __init__(self, decoder: EquitapeModel, visit: Callable[[int, LayerRecord], None]):
         super().__init__()

@@ -1,8 +1,8 @@
-"""A numeric certificate: does a checkpoint keep the promises that its positional encoding makes?
+"""A numeric certificate: does a checkpoint keep the guarantees of its positional encoding?
 
-Every check compares two ways to the same logits. The error is the largest difference over the spread (standard
-deviation) of the logits; numbers that are not finite count as infinite. What an encoding declares not to promise is
-measured and told, but cannot fail.
+Every check compares two ways to compute the same logits. The error is the largest difference over the spread (standard
+deviation) of the logits; NaN and infinity count as infinite. Properties that an encoding does not guarantee are
+measured and reported, but cannot fail.
 
 Shapes: B batch, N tokens.
 """
@@ -26,19 +26,19 @@ from .stability import is_at_start
 
 PASS, FAIL, NOT_PROMISED, NOT_APPLICABLE = "pass", "fail", "not promised", "does not apply"
 LIMITS = {torch.float64: 1e-6, torch.float32: 1e-2}
-"""Rounding grows with depth: SmolLM2-135M, 30 layers, errs by 9e-9 and 5e-4. A broken promise shows at 1e-1."""
+"""Rounding grows with depth: SmolLM2-135M, 30 layers, has 9e-9 and 5e-4. A broken guarantee shows at 1e-1."""
 OFFSETS = (1, 1000, 1_000_000)
 ROWS = 2
 LEAST_TOKENS = 8
-"""Fewer are checked only where a model takes no more."""
+"""Fewer tokens are used only if a model takes no more."""
 REFUSALS = (ValueError, IndexError)
 FOREIGN_REFUSALS = (*REFUSALS, RuntimeError)
-"""How models say that an id is beyond their table: those of ours, and PyTorch, in several ways, for all others."""
+"""Errors for an id beyond a position table: ours, and PyTorch's various ones for other models."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One promise and how it fared."""
+    """One check and its result."""
 
     name: str
     meaning: str
@@ -64,16 +64,16 @@ class Certificate:
 
 
 def certify(model: Any, num_tokens: int = 32, seed: int = 0) -> Certificate:
-    """Check shifts, rotations, causality, cache and padding on random tokens, in the dtype the model has.
+    """Check shifts, rotations, causality, cache and padding on random tokens, in the model's dtype.
 
-    Works for causal language models of any class that take position ids; those of ours are also turned frequency by
-    frequency. float64 (`model.double()`) tells broken promises from rounding best. A model whose table of positions is
-    too short for num_tokens is checked on as many as it has room for.
+    Works for causal language models of any class that take position ids; Equitape models are also rotated frequency by
+    frequency. float64 (`model.double()`) separates broken guarantees from rounding best. A model whose position table
+    is too short for num_tokens is checked on as many tokens as fit.
     """
     dtype = next(model.parameters()).dtype
     if dtype not in LIMITS:
         raise ValueError(
-            f"The model is in {dtype}, which rounds too much for a certificate; use model.float() or double()."
+            f"The model is in {dtype}, which is too imprecise for a certificate; use model.float() or double()."
         )
     if num_tokens < LEAST_TOKENS:
         raise ValueError(f"num_tokens is {num_tokens}; it must be {LEAST_TOKENS} or more.")
@@ -88,9 +88,9 @@ def certify(model: Any, num_tokens: int = 32, seed: int = 0) -> Certificate:
     encoding = checks.encoding
     notes = [cut] if cut else []
     if checks.spread == 0:
-        notes.append("All logits are equal, so nothing can differ: the checks say nothing.")
+        notes.append("All logits are equal, so the checks prove nothing.")
     if encoding is not None and has_update(model) and is_at_start(model.base_model):
-        notes.append("The update of the state is zero, as at the start of training: so far this is a RoPE model.")
+        notes.append("The state update is zero, as at the start of training, so this is still a RoPE model.")
     return Certificate(
         encoding="unknown" if encoding is None else encoding.kind,
         dtype=str(dtype).removeprefix("torch."),
@@ -102,15 +102,15 @@ def certify(model: Any, num_tokens: int = 32, seed: int = 0) -> Certificate:
 
 
 def has_update(model: Any) -> bool:
-    """Whether any block has weights that change the state."""
+    """Whether any block has weights that update the state."""
     return any(name.endswith((".carry", ".mix_out")) for name, _ in model.named_parameters())
 
 
 def room_for(model: Any, num_tokens: int) -> tuple[int, str]:
-    """(tokens to check, why they are fewer than asked for or "").
+    """(tokens to check, the reason if fewer than requested, or "").
 
-    Found by trying, since no class of models says which ids it takes. One id is left over where there are two, so that
-    a shift by one can be measured.
+    Found by trying, since model classes do not report which ids they take. One id is left unused if there are two, so
+    that a shift by one can be measured.
     """
     refusal = refusal_of(model, num_tokens + 1)
     if refusal is None:
@@ -123,19 +123,19 @@ def room_for(model: Any, num_tokens: int) -> tuple[int, str]:
         else:
             refused = middle
     if taken == 0:
-        # not a matter of length
+        # the error is not about length
         if isinstance(refusal, RuntimeError):
-            dtype, told = str(next(model.parameters()).dtype), str(refusal).partition("\n")[0].rstrip(".")
+            dtype, message = str(next(model.parameters()).dtype), str(refusal).partition("\n")[0].rstrip(".")
             raise ValueError(
-                f"The model does not run in {dtype.removeprefix('torch.')} ({told}); try another dtype."
+                f"The model does not run in {dtype.removeprefix('torch.')} ({message}); try another dtype."
             ) from refusal
         raise refusal
     kept = max(1, taken - 1)
-    return kept, f"The model takes {taken} tokens at most, so the checks ran on {kept} instead of {num_tokens}."
+    return kept, f"The model takes at most {taken} tokens, so the checks used {kept} instead of {num_tokens}."
 
 
 def refusal_of(model: Any, num_tokens: int) -> Exception | None:
-    """What a model says against a text of this length; None where it takes it."""
+    """The model's error for a text of this length, or None."""
     try:
         with torch.no_grad():
             model(input_ids=torch.zeros((1, num_tokens), dtype=torch.long, device=model.device), use_cache=False)
@@ -145,7 +145,7 @@ def refusal_of(model: Any, num_tokens: int) -> Exception | None:
 
 
 def refusals_of(model: Any) -> tuple[type[Exception], ...]:
-    """The errors by which a model refuses ids; any other error, of a model of ours, is its fault."""
+    """The errors by which a model rejects ids; any other error of an Equitape model is a bug."""
     return REFUSALS if isinstance(getattr(model, "base_model", model), EquitapeModel) else FOREIGN_REFUSALS
 
 
@@ -174,22 +174,22 @@ class Checker:
         return self.model(input_ids=tokens, use_cache=False, **inputs).logits
 
     def error(self, found: Tensor, expected: Tensor) -> float:
-        """Largest difference in units of the spread of the logits."""
+        """Largest difference in units of the logits' spread."""
         difference = float((found.double() - expected.double()).abs().max()) / max(self.spread, 1e-30)
         return difference if math.isfinite(difference) else math.inf
 
     def judge(self, name: str, meaning: str, errors: list[float], promised: bool = True, note: str = "") -> Check:
-        """Pass or fail by the largest error; what is not promised does neither."""
+        """Pass or fail by the largest error; neither for properties that are not guaranteed."""
         error = max(errors)
         if math.isinf(error) and self.encoding is None and self.expected.dtype == torch.float64:
-            note = f"{note} There are values that are not numbers; classes not made for float64 do better in float32."
+            note = f"{note} Some values are NaN or infinite; try float32 for model classes that do not support float64."
             note = note.strip()
         verdict = (PASS if error <= self.limit else FAIL) if promised else NOT_PROMISED
         return Check(name=name, meaning=meaning, verdict=verdict, error=error, note=note)
 
     def shift(self) -> Check:
-        """All ids moved by the same number."""
-        meaning = "moving all ids by one number changes no logit"
+        """All ids shifted by the same number."""
+        meaning = "shifting all ids by one number changes no logit"
         errors, tried, note = [], [], ""
         for offset in OFFSETS:
             ids = torch.arange(offset, offset + self.num_tokens, device=self.tokens.device)[None].expand(ROWS, -1)
@@ -197,34 +197,34 @@ class Checker:
                 errors.append(self.error(self.logits(self.tokens, position_ids=ids), self.expected))
                 tried.append(f"{offset:,}")
             except refusals_of(self.model) as refusal:
-                note = f"Ids from {offset:,} on are refused: {refusal}"
+                note = f"Ids from {offset:,} are rejected: {refusal}"
                 break
         promised = self.encoding is not None and self.encoding.shift_invariant
         if not errors:
             return Check(name="shift", meaning=meaning, verdict=FAIL if promised else NOT_APPLICABLE, note=note)
         if self.encoding is None:
-            note = f"This class of model declares nothing about shifts. {note}".strip()
+            note = f"This model class declares nothing about shifts. {note}".strip()
         elif not promised:
-            note = f"{self.encoding.kind!r} is not shift invariant, by its own declaration. {note}".strip()
+            note = f"{self.encoding.kind!r} is not declared shift invariant. {note}".strip()
         return self.judge("shift", f"{meaning} (by {', '.join(tried)})", errors, promised, note)
 
     def rotation(self) -> Check:
-        """The phasors of every frequency turned by an angle of its own, for all tokens alike."""
-        name, meaning = "rotation", "turning all phasors of a frequency by one angle changes no logit"
+        """The phasors of every frequency rotated by one angle per frequency, for all tokens."""
+        name, meaning = "rotation", "rotating all phasors of a frequency by one angle changes no logit"
         turn = None if self.encoding is None else find_turn(self.encoding)
         if self.encoding is None or turn is None:
-            return Check(name=name, meaning=meaning, verdict=NOT_APPLICABLE, note="There are no phasors to turn.")
+            return Check(name=name, meaning=meaning, verdict=NOT_APPLICABLE, note="There are no phasors to rotate.")
         with turned_start(self.encoding, turn):
             errors = [self.error(self.logits(self.tokens), self.expected)]
-        note = "" if self.encoding.shift_invariant else "Not equivariant by declaration."
+        note = "" if self.encoding.shift_invariant else "Not declared equivariant."
         if self.encoding.has_field:
-            meaning += ", and every layer's state turns by it"
+            meaning += ", and rotates every layer's state by it"
             errors.append(self.state_error(turn))
         return self.judge(name, meaning, errors, self.encoding.shift_invariant, note)
 
     @torch.no_grad()
     def state_error(self, turn: Callable[[Tensor], Tensor]) -> float:
-        """Largest difference between turned states and states from a turned start, relative to their size."""
+        """Largest relative difference between rotated states and states from a rotated initial state."""
         assert self.encoding is not None
 
         def states() -> tuple[Tensor, ...]:
@@ -241,39 +241,39 @@ class Checker:
         return max(gap if math.isfinite(gap) else math.inf for gap in gaps)
 
     def single_token(self, name: str, meaning: str) -> Check:
-        """What a check says that compares a token with others."""
-        note = "The model takes too few tokens: there is one, and none before or after it."
+        """The result of a check that needs several tokens, for a model that takes only one."""
+        note = "The model takes only one token, so there is none before or after it."
         return Check(name=name, meaning=meaning, verdict=NOT_APPLICABLE, note=note)
 
     def causality(self) -> Check:
-        """Later tokens changed, and further ones added."""
-        note, meaning = "", "later tokens change nothing before them"
+        """Later tokens changed, and further ones appended."""
+        note, meaning = "", "later tokens do not change earlier outputs"
         half = self.num_tokens // 2
         if half == 0:
             return self.single_token("causality", meaning)
         changed = torch.cat((self.tokens[:, :half], self.drawn[:, self.num_tokens : 2 * self.num_tokens - half]), dim=1)
         errors = [self.error(self.logits(changed)[:, :half], self.expected[:, :half])]
         if self.is_random:
-            note = "Positions are drawn at random for each length, so longer texts were not compared."
+            note = "Positions are drawn at random for each length, so longer texts were not tested."
         elif self.encoding is not None and not self.encoding.causal:
-            note = f"{self.encoding.kind!r} declares that a longer text changes earlier outputs; none was tried."
+            note = f"{self.encoding.kind!r} declares that a longer text changes earlier outputs; this was not tested."
         else:
-            # a beginning against the whole, so that no ids are needed beyond those of the text
+            # a prefix against the full text, so that no ids beyond those of the text are needed
             start = self.num_tokens - min(5, half)
             errors.append(self.error(self.logits(self.tokens[:, :start]), self.expected[:, :start]))
         return self.judge("causality", meaning, errors, note=note)
 
     def cache(self) -> Check:
-        """A chunk, then one token after the other."""
+        """A chunk, then token by token."""
         meaning = "logits with a key-value cache equal those without"
         refusal = None if self.encoding is None else self.encoding.cache_refusal
         if refusal is not None or self.is_random:
-            note = f"A cache is refused: {refusal}." if refusal else "Positions are drawn at random."
+            note = f"A cache is not supported: {refusal}." if refusal else "Positions are drawn at random."
             return Check(name="cache", meaning=meaning, verdict=NOT_APPLICABLE, note=note)
         if self.num_tokens < 2:
             return self.single_token("cache", meaning)
         if "past_key_values" not in inspect.signature(self.model.forward).parameters:
-            note = "This class of model takes no key-value cache."
+            note = "This model class takes no key-value cache."
             return Check(name="cache", meaning=meaning, verdict=NOT_APPLICABLE, note=note)
         errors = []
         for first in (1, max(1, self.num_tokens - 4)):
@@ -289,8 +289,8 @@ class Checker:
         return self.judge("cache", meaning, errors)
 
     def padding(self) -> Check:
-        """Padding on the left and on the right of one row of a batch."""
-        meaning = "a padded row has the logits of the row by itself"
+        """Padding on the left and right of one row in a batch."""
+        meaning = "a padded row has the same logits as the row alone"
         if self.is_random:
             return Check(name="padding", meaning=meaning, verdict=NOT_APPLICABLE, note="Positions are drawn at random.")
         if self.num_tokens < 2:
@@ -308,12 +308,12 @@ class Checker:
         return self.judge("padding", f"{meaning} (left and right)", errors)
 
     def counted_ids(self, mask: Tensor) -> Tensor | None:
-        """Models of ours count no padding by themselves; others are told the ids, as `generate` does."""
+        """Equitape models skip padding when counting ids; others get explicit ids, as in `generate`."""
         return None if self.encoding is not None else (mask.cumsum(-1) - 1).clamp(min=0)
 
 
 def find_turn(encoding: PositionalEncoding) -> Callable[[Tensor], Tensor] | None:
-    """A function that turns a state, each frequency by an angle of its own; None where the state has no phasors."""
+    """A function that rotates a state by one angle per frequency; None if the state has no phasors."""
     generator = torch.Generator().manual_seed(7)
     if encoding.has_field:
         angles = 2 * math.pi * torch.rand(encoding.geometry.head_dim // 2, generator=generator, dtype=torch.float64)
@@ -341,7 +341,7 @@ def find_turn(encoding: PositionalEncoding) -> Callable[[Tensor], Tensor] | None
 
 
 def turned_start(encoding: PositionalEncoding, turn: Callable[[Tensor], Tensor]) -> AbstractContextManager[None]:
-    """Rotate an encoding's initial state while the context lasts."""
+    """Rotate an encoding's initial state inside the context."""
     initial_state = encoding.initial_state
 
     def rotated(positions: Positions, dtype: torch.dtype) -> Tensor:

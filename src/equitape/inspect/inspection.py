@@ -1,4 +1,4 @@
-"""What a model does inside while it reads a text, as plain arrays; report/inspection.py shows them.
+"""What happens inside a model while it reads a text, as plain arrays; report/inspection.py shows them.
 
 Shapes: L layers, H query heads, G key-value heads, N tokens shown, C cells (blocks of tokens), S sampled tokens.
 """
@@ -18,13 +18,13 @@ from .capture import LayerRecord, decoder_of, frozen_state, updates_state, visit
 
 Array = NDArray[np.float32]
 DISTANCE_OPERATIONS = 4e10
-"""About how many operations to spend on effective distances; more heads or layers mean fewer sampled tokens."""
+"""Approximate number of operations for effective distances; more heads or layers mean fewer sampled tokens."""
 MOST_SAMPLES, FEWEST_SAMPLES = 64, 12
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cells:
-    """Blocks of neighbouring tokens, so that a long text fits on a screen."""
+    """Blocks of neighbouring tokens, to fit a long text on a screen."""
 
     first: int
     """Index of the first token shown."""
@@ -35,17 +35,17 @@ class Cells:
 
     @property
     def bounds(self) -> list[tuple[int, int]]:
-        """(first, last) index of the tokens of every cell."""
+        """(first, last) token index of every cell."""
         end = self.first + self.count
         return [(start, min(start + self.block, end) - 1) for start in range(self.first, end, self.block)]
 
     def future(self) -> NDArray[np.bool_]:
-        """[C, C], True where all keys of the column come after all queries of the row."""
+        """[C, C]: True if all keys of the column come after all queries of the row."""
         first, last = np.array(self.bounds).T
         return first[None] > last[:, None]
 
     def membership(self, num_tokens: int) -> Tensor:
-        """[C, num_tokens], 1 where a token is in a cell."""
+        """[C, num_tokens]: 1 if a token is in a cell."""
         token = torch.arange(num_tokens)
         low, high = torch.tensor(self.bounds).T
         return ((token >= low[:, None]) & (token <= high[:, None])).float()
@@ -53,7 +53,7 @@ class Cells:
 
 @dataclass(frozen=True, kw_only=True)
 class Inspection:
-    """What was measured. A field is None if the encoding has nothing of its kind."""
+    """The measurements. A field is None if it does not apply to the encoding."""
 
     encoding: dict[str, Any]
     num_tokens: int
@@ -62,11 +62,11 @@ class Inspection:
     """The text of every token."""
     cells: Cells
     attention: Array
-    """[L, H, C, C]: the attention of the row's queries to all keys of the column, mean over the queries."""
+    """[L, H, C, C]: attention of the row's queries to all keys of the column, averaged over the queries."""
     attention_change: Array | None
-    """The same minus the attention with the state frozen at its start (for TAPE: RoPE's attention)."""
+    """`attention` minus the attention with the state frozen at its initial value (for TAPE: RoPE's attention)."""
     products: Array | None
-    """[L, C, C], products of states in units of the mean square at the start; layer 1 shows the start."""
+    """[L, C, C]: state products in units of the initial mean square; layer 1 shows the initial state."""
     norms: Array | None
     """[L, G, N]."""
     displacement: Array | None
@@ -74,15 +74,15 @@ class Inspection:
     samples: list[int]
     """Indices of the tokens between which distances were computed."""
     distances: Array | None
-    """[L, G, S, S], effective distance from query (row) to key; NaN above the diagonal."""
+    """[L, G, S, S]: effective distance from query (row) to key; NaN above the diagonal."""
     likeness: Array | None
-    """[L, G, S, S], how well that distance describes the phasors, from 0 to 1."""
+    """[L, G, S, S]: how well that distance fits the phasors, from 0 to 1."""
     mixing_strength: Array | None
-    """[L, N], Frobenius norm of every token's mixing matrix; NaN in layers that do not mix."""
+    """[L, N]: Frobenius norm of every token's mixing matrix; NaN in layers without mixing."""
     mixing_own: Array | None
-    """[L, N], the part that is specific to the token: |T - mean| / (|T - mean| + |mean|), from 0 to 1."""
+    """[L, N]: token-specific part: |T - mean| / (|T - mean| + |mean|), from 0 to 1."""
     mixing_mean: Array | None
-    """[L, G, G], the mean matrix (of complex ones, its modulus)."""
+    """[L, G, G]: the mean matrix (its modulus if complex)."""
 
     @property
     def num_layers(self) -> int:
@@ -93,12 +93,12 @@ class Inspection:
         return self.attention_change is not None
 
     def pooled(self, values: Array) -> Array:
-        """Values of tokens [..., N] as means of cells [..., C]."""
+        """Pool token values [..., N] to cell means [..., C]."""
         parts = np.array_split(values, [first - self.cells.first for first, _ in self.cells.bounds[1:]], axis=-1)
         return np.stack([part.mean(-1) for part in parts], axis=-1)
 
     def past_only(self, values: Array) -> Array:
-        """Maps [..., C, C] with NaN where no query can see."""
+        """Maps [..., C, C] with NaN where causality hides the keys."""
         return np.where(self.cells.future(), np.float32(np.nan), values)
 
     def true_distances(self) -> Array:
@@ -127,7 +127,7 @@ class Inspection:
         }
 
     def strongest_mixers(self, count: int) -> list[list[tuple[int, float]]]:
-        """For every layer the tokens that mix most, as (index, strength), the strongest first."""
+        """The tokens that mix most in every layer, as (index, strength), strongest first."""
         if self.mixing_strength is None:
             return []
         return [
@@ -138,17 +138,17 @@ class Inspection:
         ]
 
     def notes(self) -> list[str]:
-        """How the text was cut and down-sampled, in sentences."""
+        """Sentences on how the text was truncated and down-sampled."""
         shown, cells = self.cells, len(self.cells.bounds)
         notes = []
         if shown.count < self.num_tokens:
             last = shown.first + shown.count - 1
-            notes.append(f"Shows tokens {shown.first} to {last} of the {self.num_tokens} that the model read.")
+            notes.append(f"Shows tokens {shown.first} to {last} of {self.num_tokens}.")
         if shown.block > 1:
             notes.append(
                 f"Down-sampled: {shown.count} tokens as {cells} x {cells} cells of {shown.block} tokens. A cell of "
                 f"attention is the sum over its keys, averaged over its queries. A product is the mean over the cell, "
-                f"so finer patterns may cancel. Show fewer tokens (--show) to see each of them."
+                f"so finer patterns may cancel. Show fewer tokens (--show) for full resolution."
             )
         if self.distances is not None and len(self.samples) < shown.count:
             notes.append(f"Effective distances are between {len(self.samples)} evenly spaced tokens, not averaged.")
@@ -156,7 +156,7 @@ class Inspection:
 
 
 class Collector:
-    """Gathers the records of one forward pass, down-sampled layer by layer."""
+    """Collects the records of one forward pass, down-sampled layer by layer."""
 
     def __init__(self, cells: Cells, num_tokens: int, samples: list[int], frequencies: Tensor | None):
         self.cells = cells
@@ -173,7 +173,7 @@ class Collector:
         """Add the record of one layer."""
         if not bool(torch.isfinite(record.attention).all()):
             raise ValueError(
-                f"The attention of layer {index + 1} holds NaN or infinity: either weights do, or sums overflow "
+                f"The attention of layer {index + 1} has NaN or infinity: either the weights have, or sums overflow "
                 f"{str(record.attention.dtype).removeprefix('torch.')}. Run `equitape check` for details."
             )
         self.keep("attention", self.pool_attention(record.attention))
@@ -224,7 +224,7 @@ class Collector:
         self.found.setdefault(name, []).append(value.float().numpy().copy())
 
     def stacked(self, name: str) -> Array | None:
-        """All layers of one kind; NaN for layers that lack it, None if all do."""
+        """All layers of one kind; NaN for layers without it, None if no layer has it."""
         parts = self.found.get(name, [])
         known = next((part for part in parts if part is not None), None)
         if known is None:
@@ -240,10 +240,10 @@ def inspect_model(
     show: tuple[int, int] | None = None,
     max_cells: int = 128,
 ) -> Inspection:
-    """Run a text [1, N] through an Equitape model, with the state updated and with it frozen, and measure both.
+    """Run a text [1, N] through an Equitape model with updated and with frozen state, and measure both.
 
-    labels: the texts of the tokens (default: their ids). show: (first, end) of the tokens to keep; the model reads all
-    of them. max_cells: more tokens than this are pooled into cells.
+    labels: token texts. Default: their ids. show: (first, end) of the tokens to keep; the model reads all of them.
+    max_cells: more tokens than this are pooled into cells.
     """
     decoder = decoder_of(model)
     if input_ids.dim() != 2 or input_ids.shape[0] != 1 or input_ids.shape[1] < 2:
@@ -253,7 +253,7 @@ def inspect_model(
     num_tokens = input_ids.shape[1]
     named = list(labels) if labels is not None else [str(token) for token in input_ids[0].tolist()]
     if len(named) != num_tokens:
-        raise ValueError(f"There are {len(named)} labels for {num_tokens} tokens; give one for each.")
+        raise ValueError(f"There are {len(named)} labels for {num_tokens} tokens; give one per token.")
     cells = choose_cells(num_tokens, show, max_cells)
     encoding, config = decoder.encoding, decoder.config
     frequencies = rotary_frequencies(encoding, num_tokens) if encoding.has_field else None
@@ -302,14 +302,14 @@ def choose_cells(num_tokens: int, show: tuple[int, int] | None, max_cells: int) 
     first, end = show if show is not None else (0, num_tokens)
     if not 0 <= first < end - 1 < num_tokens:
         raise ValueError(
-            f"Cannot show tokens {first} to {end}: the text has {num_tokens} tokens, and at least two must be shown."
+            f"Cannot show tokens {first} to {end}: the text has {num_tokens} tokens, and at least two are needed."
         )
     return Cells(first=first, count=end - first, block=math.ceil((end - first) / max_cells))
 
 
 def choose_samples(cells: Cells, cost_of_pair: float) -> list[int]:
-    """Evenly spaced tokens, as many as DISTANCE_OPERATIONS allow."""
-    # S^2 / 2 pairs, a multiplication and an addition each
+    """Evenly spaced tokens, as many as DISTANCE_OPERATIONS allows."""
+    # S^2 / 2 pairs, with one multiplication and addition each
     affordable = int(math.sqrt(DISTANCE_OPERATIONS / cost_of_pair))
     count = min(cells.count, MOST_SAMPLES, max(FEWEST_SAMPLES, affordable))
     return [cells.first + round(index * (cells.count - 1) / (count - 1)) for index in range(count)]
@@ -332,12 +332,12 @@ def phasor_norms(field: Tensor) -> Tensor:
 
 
 def phase_displacement(field: Tensor, start: Tensor) -> Tensor:
-    """How far phases moved from where they started: the mean over frequencies of |arg(conj z_start z)|, [G, N]."""
+    """Phase displacement from the initial state: the mean over frequencies of |arg(conj z_start z)|, [G, N]."""
     return (as_complex(start).conj() * as_complex(field)).angle().abs().mean(-1)
 
 
 def rotary_frequencies(encoding: PositionalEncoding, num_tokens: int) -> Tensor:
-    """theta_m [M] in float64, read off the phasors that an encoding starts with at ids 0 and 1."""
+    """theta_m [M] in float64, read from the phasors that an encoding starts with at ids 0 and 1."""
     ids, span = torch.tensor([[0, 1]]), torch.tensor([[num_tokens]])
     start = encoding.initial_state(Positions(ids=ids, origin=torch.zeros_like(span), span=span), torch.float64)
     assert start is not None
@@ -346,11 +346,11 @@ def rotary_frequencies(encoding: PositionalEncoding, num_tokens: int) -> Tensor:
 
 
 def effective_distances(queries: Tensor, keys: Tensor, frequencies: Tensor, reach: int) -> tuple[Tensor, Tensor]:
-    """At which distance plain rotary phasors would be most like these: ([P], [P]) for pairs of tokens.
+    """The distance at which plain rotary phasors match these best: ([P], [P]) for pairs of tokens.
 
-    The distance d that maximises Re sum_m conj(k_m) q_m exp(-i theta_m d), looked for from -reach to 2 reach and
-    refined between whole numbers by a parabola; and how like it is, from 0 to 1 (1 for unchanged rotary phasors). Only
-    products conj(k) q enter, so a turn of all phasors of a frequency changes nothing. queries, keys: [P, M] complex.
+    The distance d that maximises Re sum_m conj(k_m) q_m exp(-i theta_m d), searched from -reach to 2 reach and refined
+    between integers by a parabola; and the quality of the match, from 0 to 1 (1 for unchanged rotary phasors). Only
+    products conj(k) q enter, so rotating all phasors of a frequency changes nothing. queries, keys: [P, M] complex.
     """
     relative = queries * keys.conj()
     grid = torch.arange(-reach, 2 * reach + 1, dtype=torch.float64)

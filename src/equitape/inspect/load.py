@@ -1,4 +1,4 @@
-"""From what a user types to tokens: files, strings, numbers."""
+"""Parse user input to tokens: files, strings, numbers."""
 
 import os
 from dataclasses import dataclass
@@ -9,29 +9,30 @@ import torch
 from torch import Tensor
 
 from ..pretrained.loading import load_tokenizer_of
+from ..registry import counted
 
 VISIBLE = {"\n": "⏎", "\t": "⇥", "\r": "␍"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Text:
-    """A text as a model reads it."""
+    """A tokenized text."""
 
     input_ids: Tensor
     """[1, N]."""
     labels: list[str]
     total: int
-    """Tokens of the whole text; more than N where it was cut."""
+    """Tokens of the full text; more than N if it was truncated."""
     begin_token: int
-    """What stands for [BOS]."""
+    """The token used as [BOS]."""
     note: str = ""
-    """What a reader must know of where it came from."""
+    """A note for the reader on its origin."""
 
 
 def find_text(
     config: Any, model: str, base: str | None, tokenizer: str | None, text: str | None, ids: str | None, max_tokens: int
 ) -> Text:
-    """The tokens to read: `ids` as numbers, or `text` by the given tokenizer or the model's own."""
+    """The input tokens: `ids` as numbers, or `text` by the given tokenizer or the model's own."""
     if ids is not None:
         return read_numbers(ids, config.vocab_size, max_tokens, begin_token_of(config, None))
     assert text is not None
@@ -40,50 +41,50 @@ def find_text(
     except ValueError as error:
         if tokenizer is not None:
             raise
-        raise ValueError(f"{error} A model of a synthetic task has none; it reads token ids: --ids '3 1 4'.") from None
+        raise ValueError(f"{error} For a model of a synthetic task, give token ids: --ids '3 1 4'.") from None
     return read_text(text, loaded, config.vocab_size, max_tokens, begin_token_of(config, loaded))
 
 
 def read_numbers(given: str, vocab_size: int, max_tokens: int, begin_token: int) -> Text:
-    """Token ids as numbers with spaces or commas between them, or a file of such."""
+    """Parse token ids separated by spaces or commas, or a file of them."""
     words = read_string(given).replace(",", " ").split()
     wrong = [word for word in words if not (word.isascii() and word.isdigit())]
     if wrong:
         no_file = f" There is no file {given!r}." if names_missing_file(given) else ""
-        raise ValueError(f"--ids holds {wrong[0]!r}; token ids are whole numbers from 0.{no_file}")
+        raise ValueError(f"--ids contains {wrong[0]!r}; token ids are whole numbers from 0.{no_file}")
     ids = [int(word) for word in words]
     return make_text(ids, [str(number) for number in ids], vocab_size, max_tokens, begin_token)
 
 
 def read_text(given: str, tokenizer: Any, vocab_size: int, max_tokens: int, begin_token: int) -> Text:
-    """A file or a string, tokenized."""
+    """Tokenize a file or a string."""
     ids = tokenizer(read_string(given))["input_ids"]
-    # a text is cut before its tokens are named one by one
+    # truncate before labelling tokens one by one
     labels = [label_of(tokenizer, number) for number in ids[:max_tokens]]
-    # not refused: words such as "and/or" and "example.com" are texts too
-    note = f"{given!r} was read as text, no such file is there." if names_missing_file(given) else ""
+    # not an error: words such as "and/or" and "example.com" are valid texts
+    note = f"{given!r} was read as text, since no such file exists." if names_missing_file(given) else ""
     return make_text(ids, labels, vocab_size, max_tokens, begin_token, note)
 
 
 def read_string(given: str) -> str:
-    """What a file holds, or the string itself where there is no such file."""
+    """The content of a file, or the string itself if no such file exists."""
     try:
         return Path(given).read_text(encoding="utf-8") if is_file(given) else given
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"The file {given!r} cannot be read as text ({error}).") from None
+        raise ValueError(f"Cannot read the file {given!r} as text ({error}).") from None
 
 
 def is_file(given: str) -> bool:
-    """Whether a file of this name is there."""
+    """Whether a file of this name exists."""
     try:
         return Path(given).is_file()
     except (OSError, ValueError):
-        # too long for the name of a file, or with a zero byte in it
+        # too long for a file name, or with a null byte
         return False
 
 
 def names_missing_file(given: str) -> bool:
-    """Whether a string reads like the path of a file, a single word with a suffix or a separator, and none is there."""
+    """Whether a string looks like a path, a single word with a suffix or separator, that does not exist."""
     if is_file(given) or len(given.split()) != 1 or given != given.strip():
         return False
     return bool(Path(given).suffix) or any(mark in given for mark in (os.sep, os.altsep) if mark)
@@ -92,12 +93,12 @@ def names_missing_file(given: str) -> bool:
 def make_text(
     ids: list[int], labels: list[str], vocab_size: int, max_tokens: int, begin_token: int, note: str = ""
 ) -> Text:
-    """Check the tokens and cut what is too long."""
+    """Check the tokens and truncate them."""
     if max_tokens < 2:
         raise ValueError(f"max_tokens is {max_tokens}; it must be 2 or more.")
     kept = ids[:max_tokens]
     if len(kept) < 2:
-        raise ValueError(f"The text has {len(kept)} tokens; there is something to see from 2 on.")
+        raise ValueError(f"The text has {counted(len(kept), 'token')}; at least 2 are needed.")
     wrong = [number for number in kept if not 0 <= number < vocab_size]
     if wrong:
         raise ValueError(f"Token {wrong[0]} is not in the model's vocabulary of {vocab_size}; use its own tokenizer.")
@@ -111,7 +112,7 @@ def make_text(
 
 
 def label_of(tokenizer: Any, number: int) -> str:
-    """How a token reads: its text, with line breaks made visible; its name where it is a part of a character."""
+    """The text of a token with visible line breaks, or its name if it is part of a character."""
     text = tokenizer.decode([number])
     if not text or "\ufffd" in text:
         text = str(tokenizer.convert_ids_to_tokens(number))
@@ -119,7 +120,7 @@ def label_of(tokenizer: Any, number: int) -> str:
 
 
 def begin_token_of(config: Any, tokenizer: Any | None) -> int:
-    """The id of [BOS]; where there is none, the end of a text stands for it, or token 0."""
+    """The id of [BOS]; without one, the end-of-text token, or token 0."""
     owners = [owner for owner in (tokenizer, config) if owner is not None]
     for name in ("bos_token_id", "eos_token_id"):
         for owner in owners:

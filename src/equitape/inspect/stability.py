@@ -1,7 +1,7 @@
-"""How much attention and states change when a text is moved: tokens in front of it, or ids that start elsewhere.
+"""Change of attention and states when a text is moved: by tokens before it, or by ids that start elsewhere.
 
-The paper's Table 8. It gives no formula for its differences; ours are
-- attention: the mean over heads and queries of half the sum over keys of |A' - A| (0 same, 1 nothing in common);
+This is the paper's Table 8, which gives no formula for its differences. Ours are
+- attention: the mean over heads and queries of half the sum over keys of |A' - A| (0 equal, 1 disjoint);
 - state products: |P' - P| / |P| in the Frobenius norm, P_ij = sum over heads and frequencies of Re(conj z_i z_j).
 
 Shapes: N tokens, H query heads.
@@ -23,19 +23,19 @@ from .inspection import state_products
 STARTS = (3, 1000, 1_000_000)
 NUM_BEGIN_TOKENS = 3
 MOST_TOKENS = 128
-"""Attention of all layers is kept for the comparison, so the text is kept short."""
+"""Maximum tokens: the attention of all layers is kept for the comparison."""
 TWIN = "not equivariant"
 UNSUPPORTED_BY_TWIN = ("scaling", "init", "layers", "source", "normalize", "complex_mixing")
 """Options of TAPE that TensorTape does not have, or not in the same form."""
 
 
 UNCHANGED, SLIGHT = 1e-4, 0.02
-"""Largest change of attention, over layers, that counts as none (rounding) and as slight."""
+"""Largest change of attention over layers that counts as unchanged (rounding) and as slight."""
 VERDICTS = ("unchanged", "slight change", "changed")
 
 
 class Variant(NamedTuple):
-    """A model under a name; `context` puts it into the state in which it is measured."""
+    """A named model; `context` puts it into the state in which it is measured."""
 
     name: str
     model: Any
@@ -44,13 +44,13 @@ class Variant(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """How much one model changed under one disturbance, layer by layer."""
+    """The change of one model under one disturbance, by layer."""
 
     model: str
     disturbance: str
     attention: list[float]
     products: list[float] | None
-    """None for encodings without a state for every token."""
+    """None for encodings without a state per token."""
 
     @property
     def verdict(self) -> str:
@@ -68,7 +68,7 @@ class Stability:
     notes: list[str]
 
     def verdicts(self) -> list[str]:
-        """One sentence per model: what leaves its attention unchanged, and what moves how much of it at most."""
+        """One sentence per model: what leaves its attention unchanged, and what changes it by how much at most."""
         sentences = []
         for model in dict.fromkeys(change.model for change in self.changes):
             changes = [change for change in self.changes if change.model == model]
@@ -79,12 +79,12 @@ class Stability:
                 if change.verdict != VERDICTS[0]
             ]
             parts = [f"unchanged by {', '.join(same)}"] if same else []
-            parts += [f"moved by {', '.join(moved)}"] if moved else []
+            parts += [f"changed by {', '.join(moved)}"] if moved else []
             sentences.append(f"{model}: attention is {'; '.join(parts)}.")
         return sentences
 
     def shown_layers(self) -> list[int]:
-        """Layers 1, 2, 4, 8, ... and the last, counted from 1 as the paper does."""
+        """Layers 1, 2, 4, 8, ... and the last, counted from 1 as in the paper."""
         if not self.changes:
             return []
         last = len(self.changes[0].attention)
@@ -94,10 +94,10 @@ class Stability:
 def measure_stability(
     model: Any, input_ids: Tensor, begin_token: int, also: dict[str, Any] | None = None, starts: Sequence[int] = STARTS
 ) -> Stability:
-    """Disturb a text [1, N] for a model, for the same weights with the state left alone, and for an ablation.
+    """Disturb a text [1, N] for a model, for the same weights with a frozen state, and for an ablation.
 
-    The ablation is a TensorTape whose mixing tells the two components of its tensors apart, made from TAPE's weights;
-    it is not trained. also: further models by name, such as an ablation that was trained.
+    The ablation is an untrained TensorTape made from TAPE's weights, whose mixing treats the two components of its
+    tensors differently. also: further models by name, such as a trained ablation.
     """
     text = input_ids[:, :MOST_TOKENS]
     variants, notes = variants_of(model)
@@ -112,45 +112,43 @@ def measure_stability(
 
 
 def variants_of(model: Any) -> tuple[list[Variant], list[str]]:
-    """A model, the same with its state left alone, and the ablation where one can be made."""
+    """A model, the same with a frozen state, and the ablation if one can be made."""
     decoder = decoder_of(model)
     kind = decoder.encoding.kind
     own_name = kind if decoder.encoding.shift_invariant else f"{kind}, not shift invariant"
     variants, notes = [Variant(own_name, model, nullcontext())], []
     if not updates_state(model):
-        return variants, [
-            f"{kind!r} does not update a state, so there is nothing to compare it with on its own weights."
-        ]
+        return variants, [f"{kind!r} does not update a state, so there is no variant with the same weights to compare."]
     variants.insert(
         0, Variant("rope" if starts_as_rope(decoder) else f"{kind}, not updated", model, frozen_state(model))
     )
     try:
         variants.append(Variant(TWIN, unequivariant_twin(decoder), nullcontext()))
         notes.append(
-            f"{TWIN!r}: the same weights as a TensorTape whose mixing acts on one component of each tensor alone, as "
-            f"strong as before. It was not trained that way."
+            f"{TWIN!r}: the same weights as a TensorTape whose mixing acts on only one component of each tensor, "
+            f"equally strong. It was not trained that way."
         )
     except ValueError as error:
         notes.append(str(error))
     if is_at_start(decoder):
-        # one layer alone has nothing to update: nothing would read it
-        why = "zero everywhere, as at the start of training" if update_weights(decoder) else "left out in all layers"
-        notes.append(f"The update is {why}: all variants are the same model.")
+        # a single layer has no update, since nothing would read it
+        why = "zero everywhere, as at the start of training" if update_weights(decoder) else "disabled in all layers"
+        notes.append(f"The update is {why}, so all variants are the same model.")
     return variants, notes
 
 
 def starts_as_rope(decoder: EquitapeModel) -> bool:
-    """Whether the state begins as RoPE's phasors."""
+    """Whether the state starts as RoPE's phasors."""
     return getattr(decoder.encoding.options, "init", None) == "rope"
 
 
 def is_at_start(decoder: EquitapeModel) -> bool:
-    """Whether nothing is carried or mixed, because the weights that would are zero."""
+    """Whether nothing is carried or mixed, because the weights are zero."""
     return not any(bool(weight.any()) for weight in update_weights(decoder))
 
 
 def update_weights(decoder: EquitapeModel) -> list[Tensor]:
-    """The last weights on the way of everything that is carried or mixed."""
+    """The output weights of everything that is carried or mixed."""
     return [
         weight
         for part in layer_encodings(decoder)
@@ -160,22 +158,22 @@ def update_weights(decoder: EquitapeModel) -> list[Tensor]:
 
 
 def unequivariant_twin(decoder: EquitapeModel) -> EquitapeModel:
-    """A decoder with the weights of a TAPE one, mixing over heads and components as the paper's ablation does.
+    """A decoder with a TAPE model's weights that mixes over heads and components, as the paper's ablation.
 
-    T (x) I_2, which treats both components alike, becomes T (x) diag(sqrt 2, 0), of the same norm. All other weights
+    T (x) I_2, which treats both components equally, becomes T (x) diag(sqrt 2, 0), of the same norm. All other weights
     are shared, not copied.
     """
     options = decoder.encoding.options
     if not isinstance(options, TapeOptions):
         raise ValueError(
-            f"No ablation that is not equivariant can be made of the weights of {decoder.encoding.kind!r}; --also "
-            "NAME=MODEL adds one that was trained so."
+            f"No non-equivariant ablation can be made from the weights of {decoder.encoding.kind!r}; add a trained one "
+            f"with --also NAME=MODEL."
         )
     defaults = TapeOptions()
     changed = [name for name in UNSUPPORTED_BY_TWIN if getattr(options, name) != getattr(defaults, name)]
     if changed:
         raise ValueError(
-            f"No ablation that is not equivariant: TensorTape has no {' and '.join(changed)} as this model uses them."
+            f"No non-equivariant ablation: TensorTape does not support this model's {' and '.join(changed)}."
         )
     encoding = {
         "kind": "tensor_tape",
@@ -203,7 +201,9 @@ def unequivariant_twin(decoder: EquitapeModel) -> EquitapeModel:
 def disturb(
     variant: Variant, text: Tensor, begin_token: int, starts: Sequence[int], notes: list[str]
 ) -> Iterator[Change]:
-    """One Change for tokens in front, and one for every other start of the ids; a note where a model refuses one."""
+    """One Change for tokens before the text, and one for every other start of the ids; a note if a model rejects
+    one.
+    """
     vocabulary, largest = decoder_of(variant.model).config.vocab_size, max(int(text.max()), begin_token)
     if largest >= vocabulary:
         notes.append(f"{variant.name}: Token {largest} is not in its vocabulary of {vocabulary}.")
@@ -219,7 +219,7 @@ def disturb(
     for start in starts:
         moves[f"ids from {start:,}"] = (text, torch.arange(start, start + text.shape[1])[None])
     for name, (tokens, ids) in moves.items():
-        # a table of positions may have no room for it
+        # a position table may be too short for it
         try:
             moved = run(variant.model, tokens, ids)
         except ValueError as error:
@@ -229,7 +229,7 @@ def disturb(
 
 
 def run(model: Any, text: Tensor, ids: Tensor | None = None) -> list[tuple[Tensor, Tensor | None]]:
-    """Attention [H, N, N] and state products [N, N] of every layer; positions that are drawn are the same each time."""
+    """Attention [H, N, N] and state products [N, N] of every layer; random positions are the same each time."""
     found: list[tuple[Tensor, Tensor | None]] = []
 
     def visit(index: int, record: LayerRecord) -> None:

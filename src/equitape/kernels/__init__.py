@@ -1,4 +1,4 @@
-"""TAPE's own operations, the update of its field and the gradients of its rotations: plain in PyTorch, fused in Triton.
+"""TAPE's operations, the field update and the backward of its rotations, in plain PyTorch and fused in Triton.
 
 The environment variable EQUITAPE_KERNELS chooses: "auto" (Triton for tensors on CUDA, plain PyTorch otherwise),
 "reference" (plain PyTorch everywhere) or "triton" (Triton or an error; on CPU only under Triton's interpreter).
@@ -17,12 +17,12 @@ __all__ = ["apply_rotary_backward", "fuses_token", "move_field", "update_field",
 
 CHOICES = ("auto", "reference", "triton")
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-# what the kernels keep of a token in registers and shared memory grows with these; complex weights count twice
+# registers and shared memory per token grow with these; complex weights count twice
 MAX_GROUPS = 32
 MAX_HEADS = 64
 MAX_GATES = 128
 HEAD_DIMS = (16, 256)
-# a single processor reads all of the weight of a token's gates: more than this the others would read sooner
+# one processor reads the full gate weight of a token: beyond this size, a separate product is faster
 MAX_TOKEN_WEIGHT = 65536
 
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
@@ -37,9 +37,9 @@ def update_field(
     mix_out: Tensor | None,
     normalize: bool = False,
 ) -> Tensor:
-    """Update TAPE's field: z' = z + W_a c, then z'' = z' + W_2 diag(psi) W_1 z', then z'' / rms(z'') if asked.
+    """Update TAPE's field: z' = z + W_a c, then z'' = z' + W_2 diag(psi) W_1 z', then z'' / rms(z'') if normalize.
 
-    psi = silu(gate): inside, for one kernel less.
+    psi = silu(gate) is computed inside, which saves a kernel.
     field: [B or 1, G, N, D]; attended: [B, H, N, D] with carry [G, H], or both None; gate: [B, N, I] with mix_in [I, G]
     and mix_out [G, I], or all None. Returns [B, G, N, D]. Complex weights have a leading axis of two.
     """
@@ -59,7 +59,7 @@ def update_field(
         _refuse_if_demanded(choice, obstacle)
         return reference.update_field(field, attended, gate, carry, mix_in, mix_out, normalize)
     if torch.is_autocast_enabled(field.device.type):
-        # as the plain version under autocast: products in autocast's dtype, the field in its own
+        # as in the plain version under autocast: products in autocast's dtype, the field in its own
         dtype = torch.get_autocast_dtype(field.device.type)
         attended = attended.to(dtype) if attended is not None else None
         gate = gate.to(dtype) if gate is not None else None
@@ -70,7 +70,7 @@ def update_field(
 
 
 def fuses_token(field: Tensor, features: Tensor, gate_weight: Tensor) -> bool:
-    """Whether `update_token` is to be preferred: one token a sequence and no gradients, as in decoding."""
+    """Whether to use `update_token`: one token per sequence and no gradients, as in decoding."""
     choice = _choice()
     if choice == "reference" or (choice == "auto" and not field.is_cuda):
         return False
@@ -89,8 +89,8 @@ def update_token(
     mix_out: Tensor,
     normalize: bool = False,
 ) -> Tensor:
-    """`update_field` for sequences of one token and gates of features [B, 1, C] times gate_weight [I, C], in one kernel
-    where that takes such tensors. Without gradients.
+    """`update_field` for single-token sequences, with gates computed from features [B, 1, C] and gate_weight [I, C], in
+    one kernel if it supports these tensors. Without gradients.
     """
     if attended is None or carry is None:
         attended = carry = None
@@ -137,7 +137,7 @@ def apply_rotary_backward(
 
 def _refuse_if_demanded(choice: str, obstacle: str) -> None:
     if choice == "triton":
-        raise ValueError(f"EQUITAPE_KERNELS=triton, but {obstacle}; EQUITAPE_KERNELS=auto takes plain PyTorch there.")
+        raise ValueError(f"EQUITAPE_KERNELS=triton, but {obstacle}; EQUITAPE_KERNELS=auto uses plain PyTorch instead.")
 
 
 @torch.compiler.assume_constant_result
@@ -154,7 +154,7 @@ def _interpreted() -> bool:
 
 
 def _general_obstacle(*tensors: Tensor) -> str | None:
-    """Why no kernel of ours can take these tensors, the last of them a field, or None if they can."""
+    """Why our kernels do not support these tensors, the last of them a field, or None."""
     field = tensors[-1]
     if not _HAS_TRITON:
         return "Triton is not installed"
@@ -168,7 +168,7 @@ def _general_obstacle(*tensors: Tensor) -> str | None:
 
 
 def _obstacle(field: Tensor, attended: Tensor | None, num_gates: int, *others: Tensor | None) -> str | None:
-    """Why the fused update cannot take these tensors, the last three of them weights, or None if it can."""
+    """Why the fused update does not support these tensors, the last three of them weights, or None."""
     given = [tensor for tensor in (attended, *others, field) if tensor is not None]
     general = _general_obstacle(*given)
     if general is not None:

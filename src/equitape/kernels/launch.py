@@ -1,6 +1,6 @@
-"""Launching a kernel again: what depends on shapes and layouts alone is worked out once for each of them.
+"""Fast repeated launches: what depends only on shapes and layouts is computed once for each.
 
-Triton binds and looks at every argument of every launch, which takes the host longer than a small kernel takes the GPU.
+Triton binds and inspects every argument of every launch, which takes the host longer than a small kernel takes the GPU.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -9,24 +9,24 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 MAX_KEPT = 4096
-"""Training on rows of any length would otherwise keep something for every length there is."""
+"""Limit of cached plans, since training may see rows of any length."""
 
 
 class Plan(NamedTuple):
-    """A launch but for its tensors."""
+    """A launch without its tensors."""
 
     grid: tuple[int, ...]
     numbers: tuple[Any, ...]
-    """Arguments after the tensors that are not known when the kernel is compiled."""
+    """Runtime arguments after the tensors."""
     constants: dict[str, Any]
-    """Arguments that are, and Triton's own such as num_warps."""
+    """Compile-time arguments, and Triton's own such as num_warps."""
 
 
 _kept: dict[Hashable, tuple[Callable[..., None], tuple[Any, ...]]] = {}
 
 
 def launch(kernel: Any, tensors: Sequence[Tensor | None], options: Hashable, plan: Callable[[], Plan]) -> None:
-    """Run kernel(*tensors, *numbers, **constants). The plan may depend on options and the tensors' layouts alone."""
+    """Run kernel(*tensors, *numbers, **constants). The plan may depend only on options and the tensors' layouts."""
     key = (id(kernel), options, *map(_layout, tensors))
     known = _kept.get(key)
     if known is not None:
@@ -46,7 +46,7 @@ def launch(kernel: Any, tensors: Sequence[Tensor | None], options: Hashable, pla
 
 
 def _layout(tensor: Tensor | None) -> Hashable:
-    """All that Triton compiles a kernel for: it assumes addresses that are multiples of 16 where it sees them."""
+    """Everything that Triton specializes a kernel on, such as addresses that are multiples of 16."""
     if tensor is None:
         return None
     return tensor.dtype, tensor.shape, tensor.stride(), tensor.data_ptr() % 16, tensor.device

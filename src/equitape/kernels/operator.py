@@ -1,7 +1,7 @@
-"""The fused kernels as operators that torch.compile, checkpointing and export can see through.
+"""The fused kernels as operators that torch.compile, checkpointing and export understand.
 
-Registering them needs no Triton; running them does. Shapes as in reference.py. They are defined by schemas rather than
-by torch.library.custom_op, whose calls take the host several times as long.
+Registering them does not need Triton; running them does. Shapes as in reference.py. They are defined by schemas, since
+calls through torch.library.custom_op take the host several times as long.
 """
 
 import contextlib
@@ -52,10 +52,10 @@ def _update(
     mix_out: Tensor | None,
     normalize: bool,
 ) -> Tensor:
-    """The update of reference.py by Triton, for a field [B, G, N, D] with its whole batch (an expanded view will do).
+    """The update of reference.py in Triton, for a field [B, G, N, D] with its full batch (may be an expanded view).
 
-    The attended field and the gate have one dtype, in which products are computed; the field and the weights may have
-    others. Sums are in float32; the result has the wider dtype of the field's and the products'.
+    The attended field and the gate share one dtype, in which products are computed; the field and the weights may have
+    others. Sums are in float32; the result has the wider of the field's and the products' dtypes.
     """
     from .triton_forward import forward
 
@@ -90,7 +90,7 @@ def _update_gradients(
     normalize: bool,
     wants_field: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of the six tensors; an empty tensor for one not given, and for the field unless wants_field."""
+    """Gradients of the six tensors; empty for tensors not given, and for the field unless wants_field."""
     from .triton_backward import backward
 
     gradients = _empty_gradients(field if wants_field else None, attended, gate, carry, mix_in, mix_out, like=gradient)
@@ -125,7 +125,7 @@ def _update_token(
     mix_out: Tensor,
     normalize: bool,
 ) -> Tensor:
-    """As `_update` for sequences of a single token, with gates from its features [B, 1, C]; without gradients."""
+    """`_update` for single-token sequences, with gates from features [B, 1, C]; without gradients."""
     from .triton_forward import forward
 
     updated = _empty_result(field, attended, features)
@@ -152,7 +152,7 @@ def _(
 def _rotary_backward(
     grad_query: Tensor, grad_key: Tensor, query: Tensor, key: Tensor, field: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """reference.apply_rotary_backward by Triton, for a field with its whole batch."""
+    """reference.apply_rotary_backward in Triton, for a field with its full batch."""
     from .triton_rotary import apply_rotary_backward
 
     gradients = _empty_rotary_gradients(query, key, field)
@@ -168,7 +168,7 @@ def _(grad_query: Tensor, grad_key: Tensor, query: Tensor, key: Tensor, field: T
 
 @torch.library.impl("equitape::move_field", DEVICES)
 def _move(field: Tensor, attended: Tensor, source: Tensor, target: Tensor) -> Tensor:
-    """reference.move_field by Triton, for a field with its whole batch."""
+    """reference.move_field in Triton, for a field with its full batch."""
     from .triton_move import forward
 
     moved = _empty_result(field, attended, None)
@@ -222,12 +222,12 @@ def _empty_gradients(
     like: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     def contiguous(tensor: Tensor | None) -> Tensor:
-        # of all that makes a tensor, this takes the host the least time
+        # the cheapest way for the host to make a tensor
         return like.new_empty(0) if tensor is None else torch.empty_like(tensor, memory_format=torch.contiguous_format)
 
     return (
         contiguous(field),
-        # a slice of what attention put out, which has the heads of a token together
+        # a slice of the attention output, with the heads of a token together
         like.new_empty(0) if attended is None else _heads_together(attended),
         contiguous(gate),
         contiguous(carry),
@@ -237,20 +237,20 @@ def _empty_gradients(
 
 
 def _empty_rotary_gradients(query: Tensor, key: Tensor, field: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    # as the projections want the gradients of their outputs
+    # the layout that the projections need for gradients of their outputs
     grad_field = torch.empty_like(field, memory_format=torch.contiguous_format)
     return _heads_together(query), _heads_together(key), grad_field
 
 
 def _heads_together(tensor: Tensor) -> Tensor:
-    """Room for a [B, H, N, D] in which the heads of a token lie side by side."""
+    """An empty [B, H, N, D] with the heads of a token adjacent in memory."""
     _, heads, tokens, dim = tensor.shape
     strides = (tokens * heads * dim, dim, heads * dim, 1)
     return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
 
 
 def _on_device(tensor: Tensor) -> Any:
-    # Triton launches on the current device, which need not be the tensor's
+    # Triton launches on the current device, which may differ from the tensor's
     return torch.cuda.device(tensor.device) if tensor.is_cuda else contextlib.nullcontext()
 
 

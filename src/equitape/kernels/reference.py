@@ -1,7 +1,7 @@
-"""TAPE's own operations in plain PyTorch: the definitions that faster kernels are tested against.
+"""TAPE's operations in plain PyTorch: the definitions that fused kernels are tested against.
 
 Shapes: B batch, N tokens, H query heads, G key-value heads, D head dimension, I mixer size. Fields are complex numbers
-held half-split, real parts first. Complex weights carry a leading axis of two: real part, imaginary part.
+stored half-split, real parts first. Complex weights have a leading axis of two: real part, imaginary part.
 """
 
 import torch
@@ -13,7 +13,7 @@ EPSILON = 1e-8
 def move_field(field: Tensor, attended: Tensor, source: Tensor, target: Tensor) -> Tensor:
     """z + z conj(a) b, with a = source c and b = target c: [B, G, N, D].
 
-    A token moves by the distance from where the heads of a look to where those of b look.
+    A token moves by the distance between what the heads of a and of b attend to.
     field: [B or 1, G, N, D]; attended: c [B, H, N, D]; source, target: [G, H].
     """
     a, b = _mix_heads(source, attended), _mix_heads(target, attended)
@@ -29,7 +29,7 @@ def update_field(
     mix_out: Tensor | None,
     normalize: bool = False,
 ) -> Tensor:
-    """z' = z + W_a c, then z'' = z' + W_2 diag(psi) W_1 z' with psi = silu(gate), then z'' / rms(z'') if asked.
+    """z' = z + W_a c, then z'' = z' + W_2 diag(psi) W_1 z' with psi = silu(gate), then z'' / rms(z'') if normalize.
 
     field: [B or 1, G, N, D]; attended: [B, H, N, D] with carry [G, H], or both None; gate: [B, N, I] with mix_in [I, G]
     and mix_out [G, I], or all None. Returns [B, G, N, D].
@@ -66,7 +66,7 @@ def apply_rotary_backward(
         total = total + _complex_product(_conjugate(y), g).sum(2)
     real, imaginary = field.to(wide).chunk(2, dim=-1)
     square = (real.square() + imaginary.square()).repeat(1, 1, 1, 2)
-    # where the field is zero, nothing of x is left in y
+    # where the field is zero, y contains nothing of x
     of_field = torch.where(square > 0, _complex_product(field.to(wide), total) / square, 0)
     return gradients[0], gradients[1], of_field.to(field.dtype)
 
@@ -82,10 +82,10 @@ def _conjugate(field: Tensor) -> Tensor:
 
 
 def mixing_matrices(psi: Tensor, mix_in: Tensor, mix_out: Tensor) -> Tensor:
-    """T = W_2 diag(psi) W_1 of every token: [B, N, G, G], with a leading axis of two where the weights are complex.
+    """T = W_2 diag(psi) W_1 of every token: [B, N, G, G], with a leading axis of two for complex weights.
 
-    Formed first, one small product of psi with the I rank-one factors; applying W_1 and W_2 to the field one after the
-    other would cost several times the operations and a field of I channels in memory.
+    It is formed first, as one small product of psi with the I rank-one factors; applying W_1 and W_2 to the field in
+    turn would cost several times the operations and a field of I channels in memory.
     """
 
     def rank_one(out: Tensor, into: Tensor) -> Tensor:

@@ -1,15 +1,15 @@
-"""The field update, backward, in one pass over the fields, from the inputs of forward alone.
+"""Backward of the field update in one pass over the fields, using only the inputs of forward.
 
-With g the gradient of z'' (before normalisation, where that is on), P = g z^T and Q = g c^T of a token,
+With g the gradient of z'' (before normalisation, if enabled), P = g z^T and Q = g c^T of a token,
 
     dz = g + T^T g      dc = K^T g      dT = P + Q W_a^T      dW_a = sum of Q + T^T Q
     dW_1 = sum of (W_2 diag(psi))^T dT      dW_2 = sum of dT W_1^T diag(psi)
     dgate = diag(W_2^T dT W_1^T) silu'(gate)
 
-so the fields enter four products, and the rest is small matrices of a token. Sums over tokens are kept by each program
-in float32, written once, and added up in a fixed order by a second, small kernel: the same numbers every run.
+so the fields enter four products; the rest are small matrices of a token. Each program keeps its sums over tokens in
+float32 and writes them once; a small second kernel adds them in a fixed order, so results are deterministic.
 
-Where heads are few, another kernel forms the same: triton_few_heads.py. Shapes and the algorithm: triton_field.py.
+With few heads, another kernel computes the same: triton_few_heads.py. Shapes and the algorithm: triton_field.py.
 """
 
 # mypy: allow-untyped-defs, no-check-untyped-defs
@@ -51,13 +51,13 @@ from .triton_field import (
 
 CHUNK = 512
 PROGRAMS_PER_PROCESSOR = 2
-# rows of all programs at once, and few columns each, so that there are programs enough to sum them
+# rows of all programs at once and few columns each, for enough programs to sum them
 SUM_ROWS, SUM_COLUMNS = 512, 8
 
 
 @triton.jit
 def store_matrix(pointer, matrix, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """The first ROWS and COLUMNS of a matrix, contiguous."""
+    """Load the first ROWS and COLUMNS of a matrix, contiguous."""
     row = tl.arange(0, matrix.shape[0])[:, None]
     column = tl.arange(0, matrix.shape[1])[None, :]
     tl.store(pointer + row * COLUMNS + column, matrix, mask=(row < ROWS) & (column < COLUMNS))
@@ -73,11 +73,11 @@ def store_weight_gradient(
     PADDED_COLUMNS: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """The gradient of a weight [ROWS, COLUMNS] or [2, ROWS, COLUMNS] from that of the matrix load_weight made of it."""
+    """The gradient of a weight [ROWS, COLUMNS] or [2, ROWS, COLUMNS] from that of the matrix load_weight built."""
     if PARTS == 2:
         row_part = tl.arange(0, 2 * PADDED_ROWS)[:, None] // PADDED_ROWS
         column_part = tl.arange(0, 2 * PADDED_COLUMNS)[None, :] // PADDED_COLUMNS
-        # the imaginary part stood below the diagonal as it is, and above it with its sign changed
+        # the imaginary part is below the diagonal, and with its sign changed above it
         imaginary = tl.reshape(gradient * (row_part - column_part).to(tl.float32), (2, PADDED_ROWS, 2, PADDED_COLUMNS))
         real = tl.reshape(gradient * (row_part == column_part).to(tl.float32), (2, PADDED_ROWS, 2, PADDED_COLUMNS))
         store_matrix(pointer, tl.sum(tl.sum(real, 2), 0), ROWS, COLUMNS)
@@ -90,7 +90,7 @@ def store_weight_gradient(
 def store_gate_gradient(
     pointer, gradient, sequence, token, tokens, GATES: tl.constexpr, PADDED: tl.constexpr, PARTS: tl.constexpr
 ):
-    """Store the gradient [S, J] of a tile's gates, contiguous; what complex weights saw twice is added up."""
+    """Store the gradient [S, J] of a tile's gates, contiguous; the two copies of complex weights are summed."""
     if PARTS == 2:
         gradient = tl.sum(tl.reshape(gradient, (gradient.shape[0], 2, PADDED)), 1)
     index = tl.arange(0, PADDED)[None, :]
@@ -144,15 +144,15 @@ def gradient_kernel(
     COMPUTE: tl.constexpr,
     WANTS_FIELD: tl.constexpr,
 ):
-    """Gradients of the fields and gates, and in each row of partial_sums one program's part of those of the weights.
+    """Gradients of the fields and gates; each row of partial_sums has one program's part of those of the weights.
 
-    What is written is contiguous, but for the gradient of the attended field, where the heads of a token lie together.
+    Outputs are contiguous, except the gradient of the attended field, where the heads of a token are adjacent.
     """
     R: tl.constexpr = PARTS * PADDED_GROUPS
     C: tl.constexpr = PARTS * PADDED_HEADS
     J: tl.constexpr = PARTS * PADDED_GATES
     weight_carry, weight_in = 0.0, 0.0
-    # the tokens of a tile belong to different warps, so what needs no product is summed over them only at the end
+    # the tokens of a tile belong to different warps, so terms without products are summed over them only at the end
     carry_sum = tl.zeros((S, R, C), tl.float32)
     mixed_carry_sum = tl.zeros((R, C), tl.float32)
     in_sum = tl.zeros((J, R), tl.float32)
@@ -229,7 +229,7 @@ def gradient_kernel(
         if HAS_CARRY:
             carry_sum += by_attended
         if HAS_MIX:
-            # dT of every token below the other, [S x R, R]
+            # dT of all tokens stacked, [S x R, R]
             dt = tl.reshape(by_field, (S * R, R))
             if HAS_CARRY:
                 flat = tl.reshape(by_attended, (S * R, C))
@@ -300,9 +300,9 @@ def backward(
     normalize: bool,
     wants_field: bool,
 ) -> None:
-    """Write the gradients of the six tensors, all contiguous but that of the attended field: heads of a token together.
+    """Write the gradients of the six tensors, contiguous except that of the attended field: heads of a token adjacent.
 
-    Gradients of tensors not given, and of the field unless wants_field, are left alone.
+    Gradients of tensors not given, and of the field unless wants_field, are not written.
     """
     grad_field, attended_gradient, gate_gradient, *weight_gradients = gradients
     carry_size = carry.numel() if carry is not None else 0

@@ -1,13 +1,13 @@
-"""The field update, backward, for few heads: plain multiplications and sums, where a matrix unit would be mostly empty.
+"""Backward of the field update for few heads, without matrix units, which would be mostly empty.
 
-With g the gradient of z'', the gradients of triton_backward.py are, in the order they are formed here,
+With g the gradient of z'', the gradients of triton_backward.py are computed here in this order:
 
     dz = g + T^T g      dc = W_a^T dz      dW_a = sum of dz c^T      z' = z + W_a c      dT = g z'^T
 
-of which only T and dT, [G, G], are sums within a token that its threads have to exchange: T for dz, and dT for the
-gates and their weights. A token's channels lie on L threads of one warp, VECTOR side by side on each, and all heads of
-a channel on the same thread; its gates lie on the same L threads. So warps need not wait for one another, a thread
-holds a few rows at a time, and a token that is not a number stays alone.
+Only T and dT, [G, G], are sums within a token that its threads exchange: T for dz, and dT for the gates and their
+weights. A token's channels are on L threads of one warp, VECTOR adjacent ones each, with all heads of a channel on the
+same thread; its gates are on the same L threads. So warps do not wait for each other, a thread holds a few rows at a
+time, and NaN in one token does not spread.
 
 Shapes: S tokens of a tile, E channels of a chunk, L threads of a token. A field is a tuple of its heads, [S, E] each; a
 matrix of a token is a tuple of its elements, [S, 1] each, row by row.
@@ -26,23 +26,23 @@ from .triton_field import INTERPRETED, Update, load_chunk, silu, silu_slope, sto
 
 WARP = 32
 WARPS = 4
-# three programs of four warps fit into a processor's 65536; with fewer of them each, threads spill
+# three programs of four warps fit in a processor's 65536 registers; with fewer registers each, threads spill
 REGISTERS = 168
 PROGRAMS_PER_PROCESSOR = 3
 # channels of a chunk, and bytes of a row that a thread loads at once
 CHUNK = 64
 THREAD_BYTES = 16
-# rows of the attended field on their way while one is used
+# rows of the attended field prefetched while one is used
 AHEAD = 9
-# where it was measured to win: at 4 x 16 heads it loses to the matrix units (benchmarks/README.md)
+# where it was measured to be faster: at 4 x 16 heads, the matrix units win (benchmarks/README.md)
 MAX_GROUPS, MAX_WEIGHTS, MAX_GATES = 3, 32, 16
 
 
 def serves(field: Tensor, carry: Tensor | None, mix_in: Tensor | None, normalize: bool) -> bool:
-    """Whether the heads are so few that what a thread has of all of them fits into its registers.
+    """Whether there are few enough heads for a thread's share of all of them to fit in registers.
 
-    The sums of dW_a alone are GROUPS x HEADS of them, and the field and its gradient VECTOR x GROUPS each; complex
-    weights would have twice as many of both, and normalisation another pass.
+    The sums of dW_a need GROUPS x HEADS of them, the field and its gradient VECTOR x GROUPS each; complex weights would
+    need twice as many, and normalisation another pass.
     """
     few_weights = carry is None or (carry.dim() == 2 and carry.numel() <= MAX_WEIGHTS)
     few_gates = mix_in is None or (mix_in.dim() == 2 and mix_in.shape[0] <= MAX_GATES)
@@ -50,13 +50,13 @@ def serves(field: Tensor, carry: Tensor | None, mix_in: Tensor | None, normalize
 
 
 def num_tiles(gradient: Tensor, field: Tensor, attended: Tensor | None) -> int:
-    """A tile is as many tokens of one sequence as the threads of a program hold chunks of channels."""
+    """A tile has as many tokens of one sequence as the threads of a program hold chunks of channels."""
     tokens_of_a_tile, _, _ = _cut(gradient, field, attended)
     return field.shape[0] * triton.cdiv(field.shape[2], tokens_of_a_tile)
 
 
 def constants(update: Update, gradient: Tensor, field: Tensor, attended: Tensor | None) -> dict[str, Any]:
-    """What the kernel knows when it is compiled."""
+    """Compile-time constants of the kernel."""
     tokens, channels, vector = _cut(gradient, field, attended)
     chunks_of_gates = triton.cdiv(update.gates, channels // vector)
     return {
@@ -78,7 +78,7 @@ def constants(update: Update, gradient: Tensor, field: Tensor, attended: Tensor 
 
 
 def _cut(gradient: Tensor, field: Tensor, attended: Tensor | None) -> tuple[int, int, int]:
-    """How many tokens a tile has, channels a chunk, and channels a thread."""
+    """Tokens per tile, channels per chunk, and channels per thread."""
     itemsize = max(tensor.dtype.itemsize for tensor in (gradient, field, attended) if tensor is not None)
     vector = THREAD_BYTES // itemsize
     channels = min(CHUNK, triton.next_power_of_2(field.shape[3]))
@@ -111,7 +111,7 @@ def over_threads(values, COUNT: tl.constexpr):
 
 @triton.jit
 def formed(value):
-    """A float32 tensor, formed before what comes next: the compiler would rather load all heads first and keep them."""
+    """A float32 tensor, computed before what follows: otherwise the compiler loads and keeps all heads first."""
     if not INTERPRETED:
         value = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=f,f", [value], tl.float32, is_pure=False, pack=1)
     return value
@@ -119,10 +119,10 @@ def formed(value):
 
 @triton.jit
 def stack(values, COUNT: tl.constexpr, SLOTS: tl.constexpr):
-    """COUNT tensors [S, L] as [S, L, SLOTS], with zeros in what is left of a power of two."""
+    """COUNT tensors [S, L] as [S, L, SLOTS], zero-padded to a power of two."""
     for _ in tl.static_range(SLOTS - COUNT):
         values += (tl.zeros_like(values[0]),)
-    # the halves side by side, until one tensor is left
+    # join halves until one tensor is left
     for level in tl.static_range(6):
         if SLOTS >> level > 1:
             joined = ()
@@ -134,7 +134,7 @@ def stack(values, COUNT: tl.constexpr, SLOTS: tl.constexpr):
 
 @triton.jit
 def load_heads(pointer, begin, by_head, exists, start, HEADS: tl.constexpr, DIM: tl.constexpr, E: tl.constexpr):
-    """Channels start to start + E of the first HEADS heads of a tile, in the dtype they have."""
+    """Channels start to start + E of the first HEADS heads of a tile, in their dtype."""
     heads = ()
     for head in tl.static_range(HEADS):
         heads += (load_chunk(pointer, begin + head * tl.cast(by_head, tl.int64), exists, start, DIM, E),)
@@ -204,7 +204,7 @@ def few_heads_kernel(
     HAS_MIX: tl.constexpr,
     WANTS_FIELD: tl.constexpr,
 ):
-    """As gradient_kernel of triton_backward.py, and written to the same places."""
+    """gradient_kernel of triton_backward.py for few heads, with the same outputs."""
     L: tl.constexpr = E // VECTOR
     CHUNKS_OF_GATES: tl.constexpr = (GATES + L - 1) // L
     carry_sums = zeros(S, L, GROUPS * HEADS)
@@ -225,7 +225,7 @@ def few_heads_kernel(
 
         gates = ()
         if HAS_MIX:
-            # before the fields: the compiler lays out what depends on both as it does what is loaded last
+            # before the fields: the compiler chooses layouts by what is loaded last
             for start in tl.static_range(0, GATES, L):
                 gates += (load_chunk(gate, gates_begin, exists, start, GATES, L),)
         grad_mixing = zeros(S, L, GROUPS * GROUPS)
@@ -236,7 +236,7 @@ def few_heads_kernel(
             if HAS_CARRY:
                 coming = load_heads(attended, attended_begin, attended_by_head, exists, start, FIRST, DIM, E)
             if HAS_MIX and start == 0:
-                # while all of that is on its way
+                # while these loads are in flight
                 mixing = token_mixing(gates, mix_in, mix_out, GROUPS, GATES, S, L)
             dz = ()
             for column in tl.static_range(GROUPS):
@@ -270,7 +270,7 @@ def few_heads_kernel(
                     store_chunk(attended_gradient, to_attended + head * DIM, exists, start, dc, DIM, E)
                 carry_sums = sums
             if HAS_MIX:
-                # again, rather than to hold it all the while
+                # load again instead of holding it in registers
                 g = load_heads(gradient, from_begin, gradient_by_head, exists, start, GROUPS, DIM, E)
                 sums = ()
                 for row in tl.static_range(GROUPS):

@@ -1,17 +1,17 @@
-"""What the forward and the backward kernel of the field update share: sizes, loads, and the matrices of a token.
+"""Shared by the forward and backward kernels of the field update: sizes, loads, and the matrices of a token.
 
-A token's update is linear in its field z [G, D] and in what attention attended to it, c [H, D]:
+A token's update is linear in its field z [G, D] and in its attended field c [H, D]:
 
     z'' = z + T z + K c,   T = W_2 diag(psi) W_1,   psi = silu(gate),   K = W_a + T W_a
 
 so a kernel forms the two small matrices T [G, G] and K [G, H] of each token and applies them to tiles of the fields on
-the matrix units, one token an element of a batched product. z' = z + W_a c is never formed, in backward neither.
+the matrix units, with one token per element of a batched product. z' = z + W_a c is never formed, nor in backward.
 
-Complex mixing is real mixing of twice the heads: the real and the imaginary half of a field are rows of their own, and
-the weight a + ib is the matrix [[a, -b], [b, a]]. PARTS is 1 for real and 2 for complex weights.
+Complex mixing is real mixing of twice the heads: the real and imaginary halves of a field are separate rows, and the
+weight a + ib is the matrix [[a, -b], [b, a]]. PARTS is 1 for real and 2 for complex weights.
 
 Shapes: S tokens of a tile, R rows of a field (PARTS x padded G), C rows of the attended field (PARTS x padded H), J
-gates (PARTS x padded I), E channels of a chunk. Heads and gates are padded with zeros to powers of two, rows to 16.
+gates (PARTS x padded I), E channels of a chunk. Heads and gates are zero-padded to powers of two, rows to 16.
 """
 
 # mypy: allow-untyped-defs, no-check-untyped-defs
@@ -27,12 +27,12 @@ from torch import Tensor
 
 from .reference import EPSILON
 
-# the least side of a product on the matrix units
+# the smallest side of a product on the matrix units
 UNIT = 16
-# a token is one element of a batched product, and one warp's work
+# a token is one element of a batched product, and the work of one warp
 WARPS = 4
 
-# the interpreter multiplies the bits of bfloat16 as integers, and cuts off where a device rounds
+# the interpreter multiplies the bits of bfloat16 as integers, and truncates where a device rounds
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 Given = TypeVar("Given", Tensor, Tensor | None)
@@ -42,7 +42,7 @@ LANGUAGE_TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.
 
 @dataclass(frozen=True)
 class Update:
-    """Sizes and dtypes of one update, and how it is cut into tiles."""
+    """Sizes and dtypes of one update, and its division into tiles."""
 
     parts: int
     tokens: int
@@ -50,9 +50,9 @@ class Update:
     heads: int
     gates: int
     dim: int
-    """Channels of a part: D, or D / 2 where the weights are complex."""
+    """Channels of a part: D, or D / 2 for complex weights."""
     compute: torch.dtype
-    """Dtype of the operands of products: that of the attended field and of the gates."""
+    """Dtype of the operands of products: that of the attended field and the gates."""
     has_carry: bool
     has_mix: bool
     normalize: bool
@@ -67,7 +67,7 @@ class Update:
         mix_in: Tensor | None,
         normalize: bool,
     ) -> "Update":
-        """Read off the arguments of an update."""
+        """Derive them from the arguments of an update."""
         _, groups, tokens, dim = field.shape
         parts = 2 if 3 in (carry.dim() if carry is not None else 0, mix_in.dim() if mix_in is not None else 0) else 1
         source = attended if attended is not None else gate
@@ -86,15 +86,15 @@ class Update:
         )
 
     def constants(self, chunk: int, num_fields: int, device: torch.device) -> dict[str, Any]:
-        """What the kernels know when they are compiled.
+        """Compile-time constants of the kernels.
 
-        chunk: how many elements of a token's field a warp holds at a time; num_fields: how many tensors [B, G, N, D]
+        chunk: elements of a token's field that a warp holds at a time; num_fields: number of tensors [B, G, N, D] that
         the kernel reads.
         """
         rows = self._padded(self.groups) * num_fields + self._padded(self.heads) * self.has_carry
         # normalisation reads a tile twice
         tile_bytes = WARPS * rows * self.parts * self.dim * self.compute.itemsize * (2 if self.normalize else 1)
-        # two tiles on their way in each of two programs
+        # two tiles in flight in each of two programs
         room = shared_memory(device) // 4
         channels = chunk // (self.parts * self._padded(max(self.groups, self.heads)))
         return {
@@ -114,7 +114,7 @@ class Update:
             "EPSILON": EPSILON,
             "COMPUTE": LANGUAGE_TYPES[self.compute],
             "num_warps": WARPS,
-            # tiles under way at a time
+            # tiles in flight at a time
             "num_stages": 3 if tile_bytes <= room else 2 if tile_bytes <= 2 * room else 1,
         }
 
@@ -127,13 +127,13 @@ class Update:
 
 
 def num_tiles(field: Tensor) -> int:
-    """A tile is as many tokens of one sequence as a program has warps."""
+    """A tile has as many tokens of one sequence as a program has warps."""
     return field.shape[0] * triton.cdiv(field.shape[2], WARPS)
 
 
 def num_programs(device: torch.device, num_tiles: int, per_processor: int) -> int:
-    """Each program walks over many tiles, so that weights are read, and their gradients written, once a program."""
-    # for the interpreter few enough that a program sees several tiles
+    """Each program handles many tiles, so that weights are read, and their gradients written, once per program."""
+    # few enough for the interpreter that a program handles several tiles
     limit = _num_processors(device) * per_processor if device.type == "cuda" else 2
     return max(1, min(limit, num_tiles))
 
@@ -144,7 +144,7 @@ def _num_processors(device: torch.device) -> int:
 
 
 def shared_memory(device: torch.device) -> int:
-    """Bytes of shared memory a program may have."""
+    """Shared memory per program in bytes."""
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         return getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block)
@@ -152,17 +152,17 @@ def shared_memory(device: torch.device) -> int:
 
 
 def contiguous(weight: Tensor | None) -> Tensor | None:
-    """A weight as load_weight wants it."""
+    """A weight in the layout of load_weight."""
     return None if weight is None else weight.contiguous()
 
 
 def dense(tensor: Given) -> Given:
-    """A tensor as the kernels read it: the elements of its last axis side by side."""
+    """A tensor with adjacent elements in its last axis, as the kernels read it."""
     return tensor if tensor is None or tensor.stride(-1) == 1 else tensor.contiguous()
 
 
 def strides(tensor: Tensor | None, axes: int) -> tuple[int, ...]:
-    """Strides of all axes but the last for a kernel, which does not use those of a tensor not given."""
+    """Strides of all axes but the last; unused for a tensor not given."""
     return (0,) * (axes - 1) if tensor is None else tensor.stride()[:-1]
 
 
@@ -174,7 +174,7 @@ def by_head(tokens, HEADS: tl.constexpr, WIDTH: tl.constexpr):
 
 @triton.jit
 def by_token(tokens, HEADS: tl.constexpr, WIDTH: tl.constexpr):
-    """The same where the heads of a token lie side by side, as projections have them."""
+    """Strides if the heads of a token are adjacent, as in projections."""
     return HEADS * WIDTH * tl.cast(tokens, tl.int64), WIDTH, HEADS * WIDTH
 
 
@@ -208,9 +208,9 @@ def rows_of(
     DIM: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """Where the rows of a tile of tokens begin in a field, and which of them exist: both [S, PARTS x PADDED, 1].
+    """Offsets of the rows of a tile of tokens in a field, and which of them exist: both [S, PARTS x PADDED, 1].
 
-    strides: those of sequences, heads and tokens.
+    strides: of sequences, heads and tokens.
     """
     row = tl.arange(0, PARTS * PADDED)
     part, head = row // PADDED, row % PADDED
@@ -223,7 +223,7 @@ def rows_of(
 
 @triton.jit
 def load_chunk(pointer, rows, exists, start, DIM: tl.constexpr, E: tl.constexpr):
-    """Channels start to start + E of the rows of a tile, [S, R, E] or [S, E]; zero where there are none."""
+    """Load channels start to start + E of the rows of a tile, [S, R, E] or [S, E]; zero if missing."""
     channel = start + tl.arange(0, E)
     return tl.load(pointer + rows + channel, mask=exists & (channel < DIM), other=0.0)
 
@@ -238,9 +238,9 @@ def store_chunk(pointer, rows, exists, start, value, DIM: tl.constexpr, E: tl.co
 
 @triton.jit
 def load_gates(gate, strides, sequence, token, tokens, GATES: tl.constexpr, PADDED: tl.constexpr, PARTS: tl.constexpr):
-    """Load the gates of a tile of tokens, [S, J] in float32; complex weights see each of them twice.
+    """Load the gates of a tile of tokens, [S, J] in float32; complex weights use each of them twice.
 
-    strides: those of sequences and tokens.
+    strides: of sequences and tokens.
     """
     index = tl.arange(0, PARTS * PADDED) % PADDED
     begin = sequence * strides[0] + token.to(tl.int64) * strides[1]
@@ -250,20 +250,20 @@ def load_gates(gate, strides, sequence, token, tokens, GATES: tl.constexpr, PADD
 
 @triton.jit
 def silu(gates):
-    """Form psi = gate * sigmoid(gate)."""
+    """psi = gate * sigmoid(gate)."""
     return gates * tl.sigmoid(gates)
 
 
 @triton.jit
 def silu_slope(gates):
-    """Form dpsi / dgate."""
+    """dpsi / dgate."""
     share = tl.sigmoid(gates)
     return share * (1.0 + gates * (1.0 - share))
 
 
 @triton.jit
 def rounded(value, DTYPE: tl.constexpr):
-    """Float32 to the nearest number of a dtype."""
+    """Round float32 to a dtype."""
     if INTERPRETED and value.dtype == tl.float32 and tl.bfloat16 == DTYPE:
         bits = value.to(tl.uint32, bitcast=True)
         value = (bits + 0x7FFF + ((bits >> 16) & 1)).to(tl.float32, bitcast=True)
@@ -274,8 +274,8 @@ def rounded(value, DTYPE: tl.constexpr):
 def multiply(left, right, COMPUTE: tl.constexpr):
     """A product on the matrix units: operands in the computing dtype, sums in float32.
 
-    Float32 operands are split in two parts of 11 bits each, which lose next to nothing; products off the matrix units
-    would need more registers than there are.
+    Float32 operands are split into two parts of 11 bits each, with negligible loss; products without the matrix units
+    would need too many registers.
     """
     left, right = rounded(left, COMPUTE), rounded(right, COMPUTE)
     if INTERPRETED:
@@ -287,7 +287,7 @@ def multiply(left, right, COMPUTE: tl.constexpr):
 def add_identity(product, field, EXACT: tl.constexpr, COMPUTE: tl.constexpr):
     """Add a field to a product, both [S, R, E]."""
     if EXACT:
-        # one times a number is that number in any dtype: the matrix unit adds the field from where it already has it
+        # one times a number is exact in any dtype: the matrix unit adds the field from where it already is
         row = tl.arange(0, field.shape[1])
         identity = (row[:, None] == row[None, :]).to(tl.float32)
         identity = tl.broadcast_to(identity[None, :, :], (field.shape[0], field.shape[1], field.shape[1]))
@@ -308,7 +308,7 @@ def gated_weight(psi, mix_out, COMPUTE: tl.constexpr):
 def token_matrices(
     gated, mix_in, carry, S: tl.constexpr, HAS_CARRY: tl.constexpr, HAS_MIX: tl.constexpr, COMPUTE: tl.constexpr
 ):
-    """T [S, R, R] and K = W_a + T W_a [S, R, C] of a tile, in the computing dtype; zero for a step left out."""
+    """T [S, R, R] and K = W_a + T W_a [S, R, C] of a tile, in the computing dtype; zero for an omitted step."""
     mixing, carrying = 0.0, 0.0
     if HAS_CARRY:
         carrying = tl.broadcast_to(carry[None, :, :], (S, carry.shape[0], carry.shape[1]))
@@ -333,7 +333,7 @@ def updated_chunk(
     EXACT: tl.constexpr,
     COMPUTE: tl.constexpr,
 ):
-    """Form z'' of a chunk of channels, [S, R, E] in float32, before any normalisation."""
+    """z'' of a chunk of channels, [S, R, E] in float32, before normalisation."""
     if HAS_MIX:
         change = multiply(mixing, field, COMPUTE)
         if HAS_CARRY:
@@ -345,7 +345,7 @@ def updated_chunk(
 
 @triton.jit
 def both_parts(sums, PARTS: tl.constexpr):
-    """Sums [S, R] of the real and of the imaginary part of a head, added up and given to both."""
+    """Sums [S, R] of the real and imaginary parts of a head, added and assigned to both."""
     if PARTS == 2:
         heads: tl.constexpr = sums.shape[1] // 2
         total = tl.sum(tl.reshape(sums, (sums.shape[0], 2, heads)), 1)

@@ -1,7 +1,7 @@
-"""The field update, forward, in one pass: reads the field, the attended field and the gates once and writes the result.
+"""Forward of the field update in one pass: reads the field, the attended field and the gates once, writes the result.
 
-Of a single token, as in decoding, it also computes the gates from the features: a product of its own would take as long
-as all the rest. Shapes and the algorithm: triton_field.py.
+For a single token, as in decoding, it also computes the gates from the features: a separate product would take as long
+as the rest. Shapes and the algorithm: triton_field.py.
 """
 
 # mypy: allow-untyped-defs, no-check-untyped-defs
@@ -33,7 +33,7 @@ from .triton_field import (
 
 CHUNK = 1024
 PROGRAMS_PER_PROCESSOR = 4
-# of a single token: more warps to fetch the weight of the gates, whose tiles have this many elements
+# for a single token: more warps to load the gate weight, in tiles of this many elements
 TOKEN_WARPS = 8
 WEIGHT_TILE = 16384
 
@@ -50,10 +50,10 @@ def compute_gates(
     PADDED: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """Gates [1, J] in float32 of the only token of a sequence, features times a contiguous weight [GATES, WIDTH]."""
+    """Gates [1, J] in float32 of the only token of a sequence: features times a contiguous weight [GATES, WIDTH]."""
     index = (tl.arange(0, PARTS * PADDED) % PADDED)[:, None]
     products = tl.zeros((PARTS * PADDED, K), tl.float32)
-    # not a loop: all of the weight can be on its way at once
+    # not a loop, so that all loads of the weight are in flight at once
     for start in tl.static_range(0, WIDTH, K):
         column = start + tl.arange(0, K)[None, :]
         x = tl.load(features + sequence * by_sequence + column, mask=column < WIDTH, other=0.0)
@@ -101,9 +101,9 @@ def update_kernel(
     WIDTH: tl.constexpr,
     K: tl.constexpr,
 ):
-    """Form z'' = z + T z + K c of every token, divided by its root mean square if NORMALIZE; updated is contiguous.
+    """z'' = z + T z + K c of every token, divided by its root mean square if NORMALIZE; updated is contiguous.
 
-    WIDTH: zero, or the number of features of the only token of each sequence, given instead of its gates.
+    WIDTH: zero, or the number of features of each sequence's only token, given instead of its gates.
     """
     weight_carry, weight_in = 0.0, 0.0
     if HAS_CARRY:
@@ -165,9 +165,9 @@ def forward(
     normalize: bool,
     gate_weight: Tensor | None = None,
 ) -> None:
-    """Write z'' into updated [B, G, N, D], contiguous. Other arguments as in reference.py, the field with its batch.
+    """Write z'' to updated [B, G, N, D], contiguous. Other arguments as in reference.py, the field with its full batch.
 
-    gate_weight: [I, C] where `gate` holds the features [B, 1, C] of the only token instead of its gates.
+    gate_weight: [I, C] if `gate` holds the features [B, 1, C] of the only token instead of its gates.
     """
     weights = (contiguous(carry), contiguous(mix_in), contiguous(mix_out), contiguous(gate_weight))
     field, attended, gate = dense(field), dense(attended), dense(gate)

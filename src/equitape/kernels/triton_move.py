@@ -1,7 +1,7 @@
 """TAPE's move, forward and backward: z + z conj(a) b, where a and b are mixtures of the heads of the attended field.
 
-A program has the tokens of a tile for one key-value head and reads all heads of the attended field. The programs of a
-tile run side by side, so that they find these in the cache. Shapes: T tokens of a tile, M frequencies (padded to a
+A program handles the tokens of a tile for one key-value head and reads all heads of the attended field. The programs
+of a tile run together, so that they share these in the cache. Shapes: T tokens of a tile, M frequencies (padded to a
 power of two), B batch, H query heads, G key-value heads.
 """
 
@@ -17,7 +17,7 @@ from .triton_field import by_head, contiguous, dense, strides
 from .triton_rotary import load_complex, store_complex
 
 TILE = 1024
-"""Complex numbers that a program holds of each field."""
+"""Complex numbers per field in a program."""
 
 
 @triton.jit
@@ -108,7 +108,7 @@ def move_backward_kernel(
     PADDED_M: tl.constexpr,
     T: tl.constexpr,
 ):
-    """Gradients of z, of a and b, and this tile's share of those of the weights.
+    """Gradients of z, a and b, and this tile's part of those of the weights.
 
     With t = conj(a) b and y = z (1 + t): dz = conj(1 + t) dy, dt = conj(z) dy, da = b conj(dt), db = a dt.
     grad_mixtures: [B, 2 G, N, D], those of a first; grad_weights: [B, tiles, 2, G, H]. Both contiguous, as grad_field.
@@ -157,7 +157,7 @@ def _constants(field: Tensor, attended: Tensor) -> dict[str, int]:
 
 
 def forward(moved: Tensor, field: Tensor, attended: Tensor, source: Tensor, target: Tensor) -> None:
-    """Write what reference.move_field gives into moved [B, G, N, D], contiguous; the field with its whole batch."""
+    """Write reference.move_field to moved [B, G, N, D], contiguous; the field has its full batch."""
     field, attended = dense(field), dense(attended)
 
     def plan() -> Plan:
@@ -192,7 +192,7 @@ def backward(
         return Plan(grid=(groups, tiles, batch), numbers=numbers, constants=constants)
 
     launch(move_backward_kernel, (*results, gradient, field, attended, *weights), None, plan)
-    # both mixtures at once; a product over so few heads is a pass over memory
+    # both mixtures at once; a product over so few heads is bound by memory
     both = torch.cat((source, target)).to(grad_mixtures.dtype)
     grad_attended = (both.T @ grad_mixtures.flatten(2)).view(batch, heads, tokens, dim)
     of_source, of_target = (grad_weights[:, :, index].sum((0, 1)) for index in (0, 1))

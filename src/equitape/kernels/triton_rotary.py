@@ -13,14 +13,14 @@ from .launch import Plan, launch
 from .triton_field import by_head, by_token, dense, rounded, strides
 
 TILE = 2048
-"""Complex numbers that a program holds of each tensor."""
+"""Complex numbers per tensor in a program."""
 
 
 @triton.jit
 def load_complex(pointer, strides, sequence, head, token, frequency, exists, M: tl.constexpr):
     """Real and imaginary parts [T, M] in float32 of one head of a half-split field.
 
-    strides: those of sequences, heads and tokens.
+    strides: of sequences, heads and tokens.
     """
     start = pointer + sequence * strides[0] + head * strides[1]
     at = start + token[:, None] * strides[2] + frequency[None, :]
@@ -32,7 +32,7 @@ def load_complex(pointer, strides, sequence, head, token, frequency, exists, M: 
 def store_complex(
     pointer, strides, sequence, head, token, frequency, exists, real, imaginary, M: tl.constexpr
 ):  # fmt: skip
-    """The counterpart of load_complex."""
+    """Store what load_complex loads."""
     start = pointer + sequence * strides[0] + head * strides[1]
     at = start + token[:, None] * strides[2] + frequency[None, :]
     tl.store(at, rounded(real, pointer.dtype.element_ty), mask=exists)
@@ -73,7 +73,7 @@ def rotary_backward_kernel(
 ):
     """dx = conj(z) dy for every head; dz = z / |z|^2 times the sum over heads of conj(y) dy, where y = z x.
 
-    In the gradients of queries and keys the heads of a token lie together; that of the field is contiguous.
+    In the gradients of queries and keys, the heads of a token are adjacent; that of the field is contiguous.
     """
     grad_query_strides = (grad_query_by_sequence, grad_query_by_head, grad_query_by_token)
     grad_key_strides = (grad_key_by_sequence, grad_key_by_head, grad_key_by_token)
@@ -110,7 +110,7 @@ def rotary_backward_kernel(
         sum_imaginary += y_real * g_imaginary - y_imaginary * g_real
 
     square = z_real * z_real + z_imaginary * z_imaginary
-    # where the field is zero, nothing of x is left in y
+    # where the field is zero, y contains nothing of x
     inverse = tl.where(square > 0.0, 1.0 / tl.where(square > 0.0, square, 1.0), 0.0)
     store_complex(
         grad_field, grad_field_strides, sequence, group, token, frequency, exists,
@@ -127,9 +127,9 @@ def apply_rotary_backward(
     key: Tensor,
     field: Tensor,
 ) -> None:
-    """Write what reference.apply_rotary_backward gives: queries [B, H, N, D], keys and field [B, G, N, D].
+    """Write reference.apply_rotary_backward: queries [B, H, N, D], keys and field [B, G, N, D].
 
-    Gradients of queries and keys have the heads of a token together, that of the field is contiguous.
+    In the gradients of queries and keys, the heads of a token are adjacent; that of the field is contiguous.
     """
     read = [dense(tensor) for tensor in (grad_query, grad_key, query, key, field)]
 

@@ -1,4 +1,4 @@
-"""One Hugging Face decoder for every encoding; importing it registers the Auto classes."""
+"""One Hugging Face decoder for all encodings; importing it registers the Auto classes."""
 
 from transformers import (
     AutoConfig,

@@ -1,4 +1,4 @@
-"""Attention with a value widened by the positional state, through transformers' table of implementations.
+"""Attention with a value widened by the positional state, through transformers' attention implementations.
 
 Shapes: B batch, N tokens, K keys, H query heads, G key-value heads, D head dimension, E extra value columns.
 """
@@ -21,18 +21,18 @@ PlainAttention = Callable[[Tensor, Tensor, Tensor, Tensor | BlockMask | None], T
 
 
 class AttentionMask(NamedTuple):
-    """What the tokens of this call may see, for one type of layer."""
+    """Which tokens each token of this call attends to, for one layer type."""
 
     mask: Tensor | BlockMask | None = None
     """Boolean or additive [B, 1 or H, N, K], FlexAttention's block mask, or None for plain causal attention."""
     key_ids: Tensor | None = None
     """[B, K], the ids of the keys, for encodings that bias scores."""
     attend: Callable[[PlainAttention, Tensor, Tensor, Tensor], Tensor] | None = None
-    """Takes the place of the one attention call: it gets that call, query, key and value, and may call it on parts."""
+    """Replaces the attention call: receives that call, query, key and value, and may call it on parts."""
 
 
 class EquitapeRMSNorm(nn.Module):
-    """x / rms(x) * weight, in float32 inside."""
+    """x / rms(x) * weight, computed in float32."""
 
     def __init__(self, size: int, eps: float):
         super().__init__()
@@ -46,7 +46,9 @@ class EquitapeRMSNorm(nn.Module):
 
 
 class EquitapeAttention(nn.Module):
-    """Grouped-query attention; the encoding rotates, biases, and lets its state ride along with the value."""
+    """Grouped-query attention. The encoding rotates queries and keys, biases scores, and appends its state to the
+    value.
+    """
 
     def __init__(self, config: EquitapeConfig, layer_idx: int, encoding: LayerEncoding):
         super().__init__()
@@ -80,8 +82,8 @@ class EquitapeAttention(nn.Module):
         cache_layer: int = 0,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-        """Returns the output [B, N, C], the attention weights where the implementation has them, the attention
-        average of the encoding's columns, [B, H, N, E] or None, and the state to update.
+        """Returns the output [B, N, C], the attention weights if the implementation returns them, the attention average
+        of the encoding's columns ([B, H, N, E] or None), and the state to update.
         """
         shape = (*hidden_states.shape[:-1], -1, self.head_dim)
         query = self.q_proj(hidden_states).view(shape)
@@ -92,14 +94,14 @@ class EquitapeAttention(nn.Module):
         columns: Tensor | None = self.encoding("extra_values", state)
         if columns is not None:
             is_state = columns is state and columns.requires_grad and columns.dtype == value.dtype
-            # autocast may have left the value in another dtype than the state
+            # autocast may give the value another dtype than the state
             columns = columns.expand(value.shape[0], -1, -1, -1).to(value.dtype)
             value = torch.cat((value, columns), dim=-1)
             if is_state:
-                # attention keeps the widened value for its backward pass: read there, the state is not kept twice
+                # attention saves the widened value for backward: reading the state from it avoids a second copy
                 state = value[..., self.head_dim :]
         query, key = self.encoding("rotate", query.transpose(1, 2), key.transpose(1, 2), state)
-        # under autocast a float32 state may have made these float32; kernel and cache go by the dtype of the value
+        # under autocast, a float32 state may have made these float32; kernel and cache follow the dtype of the value
         query, key = query.to(value.dtype), key.to(value.dtype)
         last_key = last_cached_key(past_key_values, cache_layer, positions)
         query, key = self.encoding("add_columns", query, key, hidden_states, positions, last_key, scaling)
@@ -116,13 +118,13 @@ class EquitapeAttention(nn.Module):
 
 
 def last_cached_key(past: Cache | None, cache_layer: int, positions: Positions) -> Tensor | None:
-    """The last cached key that is not padding, [B, G, D + E], zeros for none; None if nothing asks."""
+    """The last cached non-padding key, [B, G, D + E], zeros for none; None if not needed."""
     if past is None or positions.last_key is None or cache_layer >= len(past.layers):
         return None
     keys = past.layers[cache_layer].keys
     if keys is None or not keys.numel():
         return None
-    # a sliding window holds the newest tokens alone
+    # a sliding window holds only the newest tokens
     seen = past.get_seq_length(cache_layer)
     dropped = (seen - keys.shape[2]).clamp(min=0) if isinstance(seen, Tensor) else max(seen - keys.shape[2], 0)
     index = positions.last_key - dropped
@@ -141,14 +143,14 @@ def attend(
     scaling: float,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """One attention call by the configured implementation. Returns [B, N, H, D + E] and the weights, if any."""
+    """One attention call with the configured implementation. Returns [B, N, H, D + E] and the weights, if any."""
     implementation = module.config._attn_implementation
     dropout = module.attention_dropout if module.training else 0.0
     mask = attention_mask.mask
     if attention_mask.attend is not None:
 
         def plain(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | BlockMask | None) -> Tensor:
-            # transformers would compare lengths, which gives no plain bool under torch.compile where these vary
+            # transformers would compare lengths, which is not a plain bool under torch.compile with dynamic lengths
             causal = {"is_causal": True} if mask is None else {}
             own = AttentionMask(mask)
             return attend(module, query, key, value, state, positions, own, scaling, **causal, **kwargs)[0]
@@ -156,7 +158,7 @@ def attend(
         return attention_mask.attend(plain, query, key, value), None
     if isinstance(mask, BlockMask):
         if dropout:
-            raise ValueError("FlexAttention has no dropout; set attention_dropout to 0 or use 'sdpa'.")
+            raise ValueError("FlexAttention does not support dropout; set attention_dropout to 0 or use 'sdpa'.")
         score_mod = None
         if attention_mask.key_ids is not None:
             score_mod = module.encoding("score_mod", state, positions, attention_mask.key_ids)
@@ -168,12 +170,12 @@ def attend(
         if bias is not None:
             hidden = torch.finfo(query.dtype).min
             additive = bias.to(query.dtype) if mask.dtype == torch.bool else bias.to(query.dtype) + mask
-            # an encoding that computes heads last would leave them last in memory, which no fused kernel takes
+            # an encoding may leave heads last in memory, which no fused kernel accepts
             mask = torch.where(visible, additive, hidden).contiguous()
     if implementation == "sdpa" and query.is_cuda:
         return cuda_attention(query, key, value, mask, dropout, scaling), None
     function = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention)
-    # the CPU's fused kernel takes no value wider than the key; calls that drop weights must drop the same ones
+    # the CPU's fused kernel needs a value no wider than the key; calls with dropout must drop the same weights
     if implementation == "sdpa" and query.device.type == "cpu" and value.shape[-1] > key.shape[-1] and not dropout:
         parts = [
             function(module, query, key, part, mask, scaling=scaling, **kwargs)[0]

@@ -1,4 +1,4 @@
-"""The attention implementations that transformers' table lacks for a value wider than the key.
+"""Attention implementations for a value wider than the key, which transformers lacks.
 
 Shapes: B batch, N tokens, K keys, H query heads, G key-value heads, D head dimension, E width of the value.
 """
@@ -16,7 +16,7 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from ..encodings.base import ScoreMod
 
 HALF_PRECISION = (torch.bfloat16, torch.float16)
-# cuDNN is the fastest for half precision and the only fused kernel that takes a wider value with grouped heads
+# cuDNN is fastest in half precision and the only fused kernel for a wider value with grouped heads
 HALF_PRECISION_KERNELS = [
     SDPBackend.CUDNN_ATTENTION,
     SDPBackend.FLASH_ATTENTION,
@@ -24,7 +24,7 @@ HALF_PRECISION_KERNELS = [
     SDPBackend.MATH,
 ]
 
-# from this width on two calls train faster than one with a wider value, whose backward pass runs short of registers
+# from this width on, two calls train faster than one with a wider value, whose backward runs short of registers
 SPLIT_HEAD_DIM = 128
 
 
@@ -38,7 +38,7 @@ def eager_attention(
     dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Attention written out, which also returns its weights [B, H, N, K]."""
+    """Unfused attention, which also returns its weights [B, H, N, K]."""
     heads, groups = query.shape[1], key.shape[1]
     grouped = query.unflatten(1, (groups, heads // groups))
     scores = torch.einsum("bgrnd,bgkd->bgrnk", grouped, key).flatten(1, 2) * scaling
@@ -54,23 +54,23 @@ def eager_attention(
 def cuda_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, scaling: float
 ) -> Tensor:
-    """scaled_dot_product_attention with the kernels tried in order of speed: [B, N, H, E].
+    """scaled_dot_product_attention with kernels tried in order of speed: [B, N, H, E].
 
-    transformers' own wrapper repeats keys and values for every query head when their widths differ. Under torch.compile
-    the choice is made when the graph is traced.
+    transformers' wrapper repeats keys and values for every query head if their widths differ. Under torch.compile, the
+    kernel is chosen when the graph is traced.
     """
     num_tokens, num_keys = query.shape[2], key.shape[2]
-    # plain bools: under torch.compile with varying sizes, the comparisons themselves are symbolic
+    # plain bools: under torch.compile with dynamic sizes, comparisons are symbolic
     causal = grouped = drops = False
     if mask is None and num_tokens > 1:
         causal = True
     if causal and num_keys > num_tokens:
-        # the first call with an empty static cache: what lies beyond is not filled yet
+        # the first call with an empty static cache: the rest is not filled yet
         key, value = key[:, :, :num_tokens], value[:, :, :num_tokens]
     half = query.dtype in HALF_PRECISION
     ratio = query.shape[1] // key.shape[1]
     if ratio > 1 and half and not (mask is not None and mask.requires_grad):
-        # only cuDNN takes grouped heads, and it takes neither float32 nor a bias that is trained
+        # only cuDNN supports grouped heads, but neither float32 nor a trained bias
         grouped = True
     elif ratio > 1:
         key, value = key.repeat_interleave(ratio, dim=1), value.repeat_interleave(ratio, dim=1)
@@ -123,10 +123,10 @@ def warn_once(
     causal: bool,
     grouped: bool,
 ) -> None:
-    """Warn once per kind of input that no fused kernel takes, so that torch materialises all scores.
+    """Warn once per kind of input that no fused kernel supports, so that torch materialises all scores.
 
     heads: of query and key; widths: of key and value; keys_side_by_side: whether the mask's last stride is 1; trained:
-    query and mask. The check uses a small input of that kind, the only one that torch.compile can have.
+    query and mask. The check uses a small input of that kind, since torch.compile cannot use the actual one.
     """
     num_tokens = 64 if causal or mask_dtype is not None else 1
     query = torch.empty(1, heads[0], num_tokens, widths[0], dtype=dtype, device=device, requires_grad=trained[0])
@@ -143,27 +143,27 @@ def warn_once(
     )
     if not any(can_use(parameters) for can_use in fused):
         warnings.warn(
-            f"No fused attention kernel takes {dtype}, keys {widths[0]} and values {widths[1]} wide"
-            f"{' and this mask' if mask is not None else ''}; torch's plain one is slow and quadratic in memory.",
+            f"No fused attention kernel supports {dtype}, keys {widths[0]} and values {widths[1]} wide"
+            f"{' and this mask' if mask is not None else ''}; torch's fallback is slow and needs quadratic memory.",
             stacklevel=2,
         )
 
 
 @cache
 def compiled_flex_attention() -> Any:
-    """FlexAttention is only fast compiled; one compiled function serves all layers."""
+    """FlexAttention is fast only if compiled; one compiled function serves all layers."""
     return torch.compile(flex_attention)
 
 
 def flexible_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, score_mod: ScoreMod | None, scaling: float
 ) -> Tensor:
-    """FlexAttention with an encoding's bias, which transformers' wrapper does not take.
+    """FlexAttention with an encoding's bias, which transformers' wrapper does not accept.
 
-    On the CPU torch has only its forward, and compiling that takes longer than it saves.
+    On the CPU, torch has only its forward, and compiling takes longer than it saves.
     """
     ratio = query.shape[1] // key.shape[1]
-    # its kernels want a power of two of query heads to a key-value head
+    # its kernels need a power of two of query heads per key-value head
     if ratio & (ratio - 1):
         key, value = key.repeat_interleave(ratio, dim=1), value.repeat_interleave(ratio, dim=1)
     plain = query.device.type == "cpu" or torch.compiler.is_compiling()

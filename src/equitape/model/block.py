@@ -1,4 +1,4 @@
-"""One decoder block: attention and feed-forward on the tokens, the encoding's update on the state."""
+"""One decoder block: attention and feed-forward update the tokens, the encoding updates the state."""
 
 from typing import Any
 
@@ -28,7 +28,9 @@ class EquitapeMLP(nn.Module):
 
 
 class EquitapeDecoderLayer(GradientCheckpointingLayer):
-    """(tokens, state) -> (tokens, state), both positional: checkpointing drops the gradients of keyword arguments."""
+    """(tokens, state) -> (tokens, state), as positional arguments: checkpointing drops gradients of keyword
+    arguments.
+    """
 
     def __init__(self, config: EquitapeConfig, layer_idx: int, encoding: LayerEncoding):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Checks of input and checkpoints: one sentence for what does not fit, before any work."""
+"""Checks of inputs and checkpoints: one-sentence errors before any work."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,82 +13,82 @@ from ..encodings.positions import may_read
 
 
 def check_tokens(input_ids: Tensor | None, inputs_embeds: Tensor | None) -> None:
-    """Exactly one of the two."""
+    """Require exactly one of the two."""
     if (input_ids is None) == (inputs_embeds is None):
         given = "neither" if input_ids is None else "both"
         raise ValueError(f"Give exactly one of input_ids and inputs_embeds; {given} was given.")
 
 
 def check_vocabulary(input_ids: Tensor, vocab_size: int) -> None:
-    """Every id has an embedding. Only on the CPU: reading values of another device waits for it."""
+    """Require an embedding for every id. Only on the CPU: reading values of another device waits for it."""
     if input_ids.device.type != "cpu" or not may_read() or not input_ids.numel():
         return
     smallest, largest = (int(bound) for bound in input_ids.aminmax())
     if smallest < 0 or largest >= vocab_size:
         raise ValueError(
-            f"input_ids holds {smallest if smallest < 0 else largest}; the model's vocabulary has the ids 0 to "
+            f"input_ids contains {smallest if smallest < 0 else largest}; the model's vocabulary has the ids 0 to "
             f"{vocab_size - 1}. Use the tokenizer that the model was trained with."
         )
 
 
 def check_shape(name: str, ids: Tensor, x: Tensor) -> None:
-    """One number for every token: [B, N] or [1, N]."""
+    """Require one number per token: [B, N] or [1, N]."""
     batch, num_tokens = x.shape[:2]
     if ids.dim() != 2 or ids.shape[0] not in (1, batch) or ids.shape[1] != num_tokens:
         raise ValueError(
             f"{name} has shape {list(ids.shape)}; it must be [{batch}, {num_tokens}] or [1, {num_tokens}], one number "
-            f"for every token."
+            f"per token."
         )
 
 
 def check_ids(name: str, ids: Tensor, x: Tensor, limit: str) -> None:
-    """One integer of 0 or more for every token. limit: the end of the error where one is negative."""
+    """Require one non-negative integer per token. limit: the end of the error if one is negative."""
     check_shape(name, ids, x)
     if ids.is_floating_point():
-        raise ValueError(f"{name} is {ids.dtype}; ids are integers, use torch.long.")
+        raise ValueError(f"{name} is {ids.dtype}; it must be integer, use torch.long.")
     if may_read() and bool((ids < 0).any()):
-        raise ValueError(f"{name} holds {int(ids.min())}; {limit}.")
+        raise ValueError(f"{name} contains {int(ids.min())}; {limit}.")
 
 
 def check_position_ids(position_ids: Tensor | None, x: Tensor) -> None:
-    """[B, N] or [1, N], integers, none negative."""
+    """Require [B, N] or [1, N] non-negative integers."""
     if position_ids is not None:
         check_ids("position_ids", position_ids, x, "ids start at 0")
 
 
 def check_segments(segment_ids: Tensor | None, x: Tensor, past: Cache | None) -> None:
-    """[B, N] without a cache: no single sequence of a packed row could continue."""
+    """Require [B, N] without a cache, since no single sequence of a packed row could continue."""
     if segment_ids is None:
         return
     check_shape("segment_ids", segment_ids, x)
     if past is not None:
         raise ValueError(
-            "segment_ids marks packed sequences, which a cache cannot continue; leave out past_key_values."
+            "segment_ids marks packed sequences, which a cache cannot continue; do not pass past_key_values."
         )
 
 
 def check_jumps(position_jumps: Tensor | None, x: Tensor, past: Cache | None) -> None:
-    """[B, N], integers of 0 or more, and no cache: what follows a cache could not know how far ahead it is."""
+    """Require [B, N] non-negative integers without a cache, whose continuation would not know the jumps."""
     if position_jumps is None:
         return
-    check_ids("position_jumps", position_jumps, x, "ids only jump ahead, by 0 or more")
+    check_ids("position_jumps", position_jumps, x, "jumps must be 0 or more")
     if past is not None:
-        raise ValueError("position_jumps is for training on whole rows; leave out past_key_values.")
+        raise ValueError("position_jumps is for training on full rows; do not pass past_key_values.")
 
 
 def check_mask(attention_mask: object, x: Tensor, past: Cache | None, has_segments: bool) -> None:
-    """2D over all tokens, or 4D as attention uses it."""
+    """Require 2D over all tokens, or 4D."""
     if not isinstance(attention_mask, Tensor):
         return
     batch, num_tokens = x.shape[:2]
     shape = list(attention_mask.shape)
     if attention_mask.dim() == 4:
         if has_segments:
-            raise ValueError("A 4D attention_mask already says which tokens see which; leave out segment_ids.")
+            raise ValueError("A 4D attention_mask already defines which tokens see which; do not pass segment_ids.")
         if shape[0] not in (1, batch) or shape[2] != num_tokens:
             raise ValueError(
-                f"attention_mask has shape {shape}; a 4D mask must be [{batch}, 1, {num_tokens}, keys], every query of "
-                f"this call against every key."
+                f"attention_mask has shape {shape}; a 4D mask must be [{batch}, 1, {num_tokens}, keys], with all "
+                f"queries and keys of this call."
             )
         return
     seen = past.get_seq_length() if past is not None else 0
@@ -108,7 +108,7 @@ def check_mask(attention_mask: object, x: Tensor, past: Cache | None, has_segmen
 
 
 def check_cache(encoding: PositionalEncoding, past: Cache | None) -> None:
-    """Refuse a cache where the encoding cannot continue from cached keys."""
+    """Raise ValueError for a cache if the encoding cannot continue from cached keys."""
     if past is not None and encoding.cache_refusal is not None:
         raise ValueError(
             f"Encoding {encoding.kind!r} cannot use a cache: {encoding.cache_refusal}, or pass use_cache=False."
@@ -121,7 +121,7 @@ def check_cache(encoding: PositionalEncoding, past: Cache | None) -> None:
 
 
 def check_cache_width(encoding: PositionalEncoding, past: Cache | None) -> None:
-    """Cached values must carry the positional state, where the encoding has one: those of a learnt prefix do not."""
+    """Require cached values to contain the encoding's positional state, if any: those of a learned prefix do not."""
     widened = next((index for index, extra in enumerate(encoding.value_columns) if extra), None)
     if past is None or widened is None or widened >= len(past.layers):
         return
@@ -131,13 +131,13 @@ def check_cache_width(encoding: PositionalEncoding, past: Cache | None) -> None:
         return
     if values.numel() and values.shape[-1] != expected:
         raise ValueError(
-            f"The cache holds values of width {values.shape[-1]}, and encoding {encoding.kind!r} needs {expected}: its "
+            f"The cache has values of width {values.shape[-1]}, but encoding {encoding.kind!r} needs {expected}: its "
             f"values carry positional state. Prefix tuning makes such caches; use LoRA or prompt tuning instead."
         )
 
 
 def holds_plain_keys(past: Cache) -> bool:
-    """Whether every layer holds its keys as one tensor on the device of the model."""
+    """Whether every layer holds its keys as one tensor on the model's device."""
     if getattr(past, "offloading", False):
         return False
     return all(isinstance(layer, (DynamicLayer, StaticLayer)) for layer in past.layers) and not any(
@@ -146,7 +146,7 @@ def holds_plain_keys(past: Cache) -> bool:
 
 
 def check_paged_cache(kwargs: Mapping[str, Any]) -> None:
-    """Continuous batching passes its cache as `cache`, which this decoder's masks, ids and widened value do not fit."""
+    """Continuous batching passes its cache as `cache`, which this decoder does not support."""
     if kwargs.get("cache") is not None:
         raise ValueError(
             "Equitape models cannot use a paged cache (continuous batching, generate_batch); use model.generate with a "
@@ -155,18 +155,18 @@ def check_paged_cache(kwargs: Mapping[str, Any]) -> None:
 
 
 def check_backend(encoding_kind: str, backends: tuple[str, ...], requested: str | None) -> None:
-    """Refuse an attention implementation that cannot serve the encoding; transformers refuses unknown names."""
+    """Raise ValueError for an attention implementation that the encoding does not support."""
     known = requested == "eager" or requested in ALL_ATTENTION_FUNCTIONS
     known = known or str(requested).startswith(("flash_attention", "paged|"))
     if known and requested not in backends:
         raise ValueError(
-            f"Attention implementation {requested!r} cannot serve encoding {encoding_kind!r}; use one of "
+            f"Attention implementation {requested!r} does not support encoding {encoding_kind!r}; use one of "
             f"{', '.join(repr(name) for name in backends)}."
         )
 
 
 def check_loading(missing: list[str], unexpected: list[str], required: str | tuple[str, ...] = "") -> None:
-    """A checkpoint must hold every weight that starts with a prefix in `required`, and none of another encoding."""
+    """Require every weight with a prefix in `required`, and none of another encoding."""
     lost = [name for name in missing if name.startswith(required)]
     foreign = [name for name in unexpected if ".encoding." in f".{name}"]
     if lost:
@@ -177,12 +177,12 @@ def check_loading(missing: list[str], unexpected: list[str], required: str | tup
         )
     if foreign:
         raise ValueError(
-            f"The checkpoint holds {len(foreign)} weights of another encoding: {name_some(foreign)}. Load it with its "
+            f"The checkpoint has {len(foreign)} weights of another encoding: {name_some(foreign)}. Load it with its "
             f"own configuration."
         )
 
 
 def name_some(names: list[str], most: int = 5) -> str:
-    """The first few names, and how many more there are."""
+    """The first few names and the number of others."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(repr(name) for name in names[:most]) + more

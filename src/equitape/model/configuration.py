@@ -25,23 +25,23 @@ AUTO_MAP = {
     "AutoModel": "equitape_model.EquitapeModel",
     "AutoModelForCausalLM": "equitape_model.EquitapeForCausalLM",
 }
-"""Written to config.json, so that transformers finds CODE_FILE where equitape was not imported."""
+"""Written to config.json, so that transformers finds CODE_FILE if equitape was not imported."""
 REMOVED_FIELDS = {"shifted_group_size": "equitape.adapt with the method 'longlora' sets the groups for training"}
-"""Fields of version 0.1 that files may still hold."""
+"""Fields of version 0.1 that old files may contain."""
 
 
 class EquitapeConfig(PreTrainedConfig):
     """Configuration of an Equitape decoder: Llama's fields and the ones below.
 
     Attributes:
-        encoding: The positional encoding, a name or a dictionary such as `{"kind": "tape", "mixer_size": 16}`. It is
-            checked, and all its defaults are filled in, when the configuration is made. Default: RoPE.
+        encoding: The positional encoding: a name or a dictionary such as `{"kind": "tape", "mixer_size": 16}`. It is
+            checked and its defaults are filled in at construction. Default: RoPE.
         attention_bias: Biases of the q, k and v projections.
-        attention_output_bias: Bias of the o projection. Default: as `attention_bias`.
-        qk_norm: RMS norm of every query and key head, as in Qwen3.
+        attention_output_bias: Bias of the o projection. Default: `attention_bias`.
+        qk_norm: RMS norm on every query and key head, as in Qwen3.
         sliding_window: How many keys back attention sees. Default: all.
         sliding_layers: Layers with a sliding window. Default: all layers, if there is a window.
-        trained_length: Tokens of the rows that the model was trained on, which evaluations use as its context.
+        trained_length: Tokens per training row; evaluations use it as the context.
             Default: `max_position_embeddings`.
         num_loops: How often the stack of blocks is applied. `num_hidden_layers` counts applications, so a model of 8
             layers with 2 loops has 4 blocks. The embeddings are added again before every further loop.
@@ -84,7 +84,7 @@ class EquitapeConfig(PreTrainedConfig):
     encoding: dict[str, Any] | str | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
-        # written with every file, and no property of the model
+        # written to every file, but not a property of the model
         kwargs.pop("auto_map", None)
         refuse_misspelt(kwargs, self)
         for name, instead in REMOVED_FIELDS.items():
@@ -96,7 +96,7 @@ class EquitapeConfig(PreTrainedConfig):
             if self.num_attention_heads < 1 or self.hidden_size % self.num_attention_heads:
                 raise ValueError(
                     f"hidden_size {self.hidden_size} is not a multiple of num_attention_heads "
-                    f"{self.num_attention_heads}; change one of them or give head_dim."
+                    f"{self.num_attention_heads}; change one of them or set head_dim."
                 )
             self.head_dim = self.hidden_size // self.num_attention_heads
         if self.attention_output_bias is None:
@@ -106,7 +106,7 @@ class EquitapeConfig(PreTrainedConfig):
         super().__post_init__(**kwargs)
 
     def to_json_file(self, json_file_path: str | PathLike[str], use_diff: bool = True) -> None:
-        """Write config.json, with a file of code that tells what to install."""
+        """Write config.json, and a code file that says what to install."""
         content = {**json.loads(self.to_json_string(use_diff=use_diff)), "auto_map": AUTO_MAP}
         path = Path(json_file_path)
         path.with_name(CODE_FILE).write_text(CODE)
@@ -114,7 +114,7 @@ class EquitapeConfig(PreTrainedConfig):
 
     @classmethod
     def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
-        """Nothing: transformers would copy this package's source into saved models."""
+        """Do nothing: transformers would copy this package's source into saved models."""
 
     def _check_sizes(self) -> None:
         assert self.num_key_value_heads is not None and self.head_dim is not None
@@ -125,36 +125,36 @@ class EquitapeConfig(PreTrainedConfig):
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
                 f"num_attention_heads {self.num_attention_heads} is not a multiple of num_key_value_heads "
-                f"{self.num_key_value_heads}; every key-value head serves the same number of query heads."
+                f"{self.num_key_value_heads}; all key-value heads must serve equally many query heads."
             )
         if self.num_hidden_layers % self.num_loops:
             raise ValueError(
-                f"num_hidden_layers {self.num_hidden_layers} counts applications and must be a multiple of num_loops "
-                f"{self.num_loops}."
+                f"num_hidden_layers {self.num_hidden_layers} counts block applications and must be a multiple of "
+                f"num_loops {self.num_loops}."
             )
         if self.sliding_layers is not None:
             if self.sliding_window is None:
-                raise ValueError("sliding_layers needs sliding_window, which says how far these layers see.")
+                raise ValueError("sliding_layers needs sliding_window; set how many keys these layers see.")
             outside = [index for index in self.sliding_layers if not 0 <= index < self.num_hidden_layers]
             if outside:
-                raise ValueError(f"sliding_layers names {outside}; layers are 0 to {self.num_hidden_layers - 1}.")
+                raise ValueError(f"sliding_layers has {outside}; layers are 0 to {self.num_hidden_layers - 1}.")
         if self.sliding_window is not None and self.sliding_window < 1:
             raise ValueError(f"sliding_window is {self.sliding_window}; it must be 1 or more.")
 
     @property
     def context(self) -> int:
-        """The context: tokens that the model is meant for."""
+        """The context: the number of tokens that the model is meant for."""
         return self.trained_length or self.max_position_embeddings
 
     def extend(self, meant: int, room: int = 0) -> None:
-        """Set the context to `meant` tokens and allow rows of up to `room`; neither ever shrinks."""
+        """Raise the context to `meant` tokens and the maximum row length to `room`; neither shrinks."""
         meant = max(meant, self.context)
         self.max_position_embeddings = max(meant, room, self.max_position_embeddings)
         self.trained_length = meant if meant < self.max_position_embeddings else None
 
     @property
     def layer_types(self) -> list[str]:
-        """The type of every layer, full or sliding attention, as transformers names them."""
+        """The type of every layer, full or sliding attention, in transformers' names."""
         if self.sliding_window is None:
             return ["full_attention"] * self.num_hidden_layers
         sliding = range(self.num_hidden_layers) if self.sliding_layers is None else self.sliding_layers
@@ -164,7 +164,7 @@ class EquitapeConfig(PreTrainedConfig):
 
     @property
     def geometry(self) -> Geometry:
-        """The sizes that an encoding depends on."""
+        """The model sizes that an encoding depends on."""
         assert self.num_key_value_heads is not None and self.head_dim is not None
         return Geometry(
             hidden_size=self.hidden_size,
@@ -178,21 +178,21 @@ class EquitapeConfig(PreTrainedConfig):
 
     @property
     def value_cache_dims(self) -> list[int]:
-        """Width of the cached value in each layer: head_dim, and more if the encoding widens it by its state."""
+        """Width of the cached value in each layer: head_dim plus the encoding's extra columns."""
         assert isinstance(self.encoding, dict) and self.head_dim is not None
         columns = build_encoding(self.encoding, self.geometry).value_columns
         return [self.head_dim + extra for extra in columns] * self.num_loops
 
     @property
     def key_cache_dims(self) -> list[int]:
-        """Width of the cached key in each layer: head_dim, and more where the encoding adds columns."""
+        """Width of the cached key in each layer: head_dim plus the encoding's extra columns."""
         assert isinstance(self.encoding, dict) and self.head_dim is not None
         columns = build_encoding(self.encoding, self.geometry).key_columns
         return [self.head_dim + extra for extra in columns] * self.num_loops
 
 
 def refuse_misspelt(kwargs: dict[str, Any], config: PreTrainedConfig) -> None:
-    """Raise an error for a keyword that looks like a misspelt field; transformers would keep it as an attribute."""
+    """Raise an error for a keyword that looks like a misspelt field; transformers would store it as an attribute."""
     names = [name for name in type(config).__dataclass_fields__ if not name.startswith("_")]
     for key in kwargs:
         if hasattr(config, key):

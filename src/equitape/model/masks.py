@@ -1,4 +1,4 @@
-"""From what a caller gives (mask, ids, segments, cache) to positions and to what each type of layer may see."""
+"""Positions and attention masks per layer type, from the caller's mask, ids, segments and cache."""
 
 from collections.abc import Callable
 from typing import Any
@@ -40,11 +40,11 @@ Mask = Tensor | BlockMask | dict[str, Any] | None
 MaskFunction = Callable[[Any, Any, Any, Any], Any]
 """transformers' form of a mask: (batch, head, query index, key index) -> bool."""
 BuildMask = Callable[[MaskFunction | None], Tensor | BlockMask | None]
-"""The mask of one type of layer that a further mask function narrows; None where causality alone was asked of sdpa,
-which needs no mask: the further function is then up to the caller.
+"""The mask of one layer type, narrowed by a further mask function; None if causal sdpa needs no mask: the further
+function is then up to the caller.
 """
 AttentionHook = Callable[[BuildMask, EquitapeConfig], AttentionMask]
-"""Makes the attention mask of one type of layer, for ways to train that let tokens see less."""
+"""Makes the attention mask of one layer type, for training with restricted attention."""
 
 
 def build_positions(
@@ -92,9 +92,9 @@ def build_positions(
 
 
 def seen_tokens(encoding: PositionalEncoding, x: Tensor, attention_mask: Mask, first_key: int) -> Tensor | None:
-    """Which tokens, cached and new, are real: [B, tokens] bool, or None when nothing is padded.
+    """Which cached and new tokens are real: [B, tokens] bool, or None without padding.
 
-    For encodings that must count cached tokens. first_key: how many of the oldest the cache has dropped.
+    For encodings that count cached tokens. first_key: number of oldest tokens that the cache has dropped.
     """
     mask, slides = attention_mask, False
     if isinstance(mask, dict):
@@ -105,12 +105,12 @@ def seen_tokens(encoding: PositionalEncoding, x: Tensor, attention_mask: Mask, f
     hides = (encoding.needs_extent and first_key) or (encoding.keeps_sums and (first_key or slides))
     if isinstance(mask, BlockMask) or (mask.dim() == 4 and hides):
         raise ValueError(
-            f"Encoding {encoding.kind!r} counts cached tokens by the padding mask, which the mask prepared for this "
+            f"Encoding {encoding.kind!r} counts cached tokens by the padding mask, which the prepared mask of this "
             f"cache does not show; use a dynamic cache, or attention 'sdpa' without a sliding window."
         )
     if mask.dim() == 2:
         return mask.to(device=x.device, dtype=torch.bool)
-    # a prepared 4D mask: what the last token sees is neither padding nor future
+    # a prepared 4D mask: tokens visible to the last one are neither padding nor future
     row = mask[:, 0, -1]
     row = row if row.dtype == torch.bool else row > torch.finfo(row.dtype).min / 2
     return torch.nn.functional.pad(row, (first_key, 0), value=True)
@@ -125,14 +125,12 @@ def build_masks(
     past: Cache | None,
     hook: AttentionHook | None = None,
 ) -> dict[str, AttentionMask]:
-    """What each type of layer may see. hook: makes the masks in place of the plain ones."""
+    """What each layer type attends to. hook: makes masks instead of the plain ones."""
     if past is not None and not past.is_compileable and past.get_seq_length() == 0:
-        # nothing is cached yet: the first call needs no other mask than one without a cache
+        # nothing is cached yet: the first call needs the same mask as without a cache
         past = None
     if hook is not None and past is not None:
-        raise ValueError(
-            "This model's training_attention needs whole sequences; leave out past_key_values, or call model.eval()."
-        )
+        raise ValueError("training_attention needs full sequences; do not pass past_key_values, or call model.eval().")
     types = config.layer_types
     return {
         kind: _build_layer_mask(config, encoding, x, attention_mask, positions, past, kind, types.index(kind), hook)
@@ -189,7 +187,7 @@ def _build_mask(
         )
     batch, num_tokens = x.shape[:2]
     padding = positions.valid if positions.segments is None else None
-    # padding behind the tokens is hidden from them by causality: neither it nor a mask of ones needs a dense mask
+    # causality hides right padding: neither it nor a mask of ones needs a dense mask
     if padding is not None and may_read() and bool((padding[:, :-1] | ~padding[:, 1:]).all()):
         padding = None
     windowed = window is not None and num_tokens > window
@@ -217,5 +215,5 @@ def _build_mask(
 
 
 def prefers_blocks(config: EquitapeConfig, x: Tensor) -> bool:
-    """Whether a mask is better given to FlexAttention in blocks than to sdpa as a dense one, which triples its time."""
+    """Whether FlexAttention with a block mask is faster than sdpa with a dense one, which triples its time."""
     return config._attn_implementation == "sdpa" and x.is_cuda and x.shape[1] >= BLOCK_MASK_TOKENS

@@ -28,20 +28,20 @@ from .masks import AttentionHook, build_masks, build_positions
 
 @dataclass
 class EquitapeModelOutput(BaseModelOutputWithPast):
-    """transformers' output, and the positional states of all layers."""
+    """transformers' output plus the positional states of all layers."""
 
     position_states: tuple[Tensor, ...] | None = None
 
 
 @dataclass
 class EquitapeCausalLMOutput(CausalLMOutputWithPast):
-    """transformers' output, and the positional states of all layers."""
+    """transformers' output plus the positional states of all layers."""
 
     position_states: tuple[Tensor, ...] | None = None
 
 
 class EquitapePreTrainedModel(PreTrainedModel):
-    """What all Equitape models share: initialisation, loading, and the features of transformers they support."""
+    """Base of all Equitape models: initialisation, loading, and supported features of transformers."""
 
     config: EquitapeConfig
     base_model_prefix = "model"
@@ -71,15 +71,15 @@ class EquitapePreTrainedModel(PreTrainedModel):
 
     @classmethod
     def register_for_auto_class(cls, auto_class: str = "AutoModel") -> None:
-        """Nothing: transformers would copy this package's source into saved models."""
+        """Do nothing: transformers would copy this package's source into saved models."""
 
     @classmethod
     def from_pretrained(
         cls, pretrained_model_name_or_path: Any, *args: Any, output_loading_info: bool = False, **kwargs: Any
     ) -> Any:
-        """Transformers' from_pretrained, except that a weight missing from the checkpoint is an error.
+        """transformers' from_pretrained that raises on missing weights.
 
-        Only a new task head on a decoder saved by another class may be missing. With `output_loading_info=True` the
+        Only a new task head on a decoder saved by another class may be missing. With `output_loading_info=True`, the
         caller gets the list of missing weights and decides.
         """
         name = pretrained_model_name_or_path
@@ -97,7 +97,7 @@ class EquitapeModel(EquitapePreTrainedModel):
     """Embeddings, blocks and the final norm."""
 
     training_attention: AttentionHook | None = None
-    """While training, decides what each token sees in place of plain causal attention (masks.py); never saved."""
+    """In training, replaces plain causal attention (masks.py); never saved."""
 
     def __init__(self, config: EquitapeConfig):
         super().__init__(config)
@@ -131,13 +131,13 @@ class EquitapeModel(EquitapePreTrainedModel):
     ) -> EquitapeModelOutput:
         """Run the decoder.
 
-        attention_mask: [B, past + N], 1 for tokens and 0 for padding on either side; or 4D, used as it is.
+        attention_mask: [B, past + N], 1 for tokens and 0 for padding on either side; or 4D, used unchanged.
         position_ids: [B, N]. Default: counted along the row from 0 in each segment, without padding. Without mask,
             cache and segment_ids, an id that does not grow starts a new packed sequence.
-        segment_ids: [B, N], equal numbers for tokens of one packed sequence; tokens see only their own sequence.
-        position_jumps: [B, N], 0 or more: from each token on, ids are this much further ahead. A training option that
-            shows long distances in short rows.
-        output_position_states: also return the state [B, G, N, D] by which each layer rotated queries and keys.
+        segment_ids: [B, N], equal numbers for tokens of one packed sequence; tokens attend only within their sequence.
+        position_jumps: [B, N], 0 or more: ids from each token on increase by this. A training option that covers long
+            distances in short rows.
+        output_position_states: also return the state [B, G, N, D] with which each layer rotated queries and keys.
         """
         if output_position_states is None:
             output_position_states = self.config.output_position_states
@@ -228,10 +228,10 @@ class EquitapeForCausalLM(EquitapePreTrainedModel, GenerationMixin):
         output_position_states: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> EquitapeCausalLMOutput:
-        """Logits, and the loss where `labels` [B, N] are given (-100 marks tokens without a loss).
+        """Logits, and the loss if `labels` [B, N] are given (-100 marks tokens without a loss).
 
         In a packed batch, set the first label of every segment but the first to -100: the token before it belongs to
-        another sequence. All other arguments are those of `EquitapeModel.forward`.
+        another sequence. Other arguments are those of `EquitapeModel.forward`.
         """
         outputs = self.model(
             input_ids=input_ids,
@@ -262,7 +262,7 @@ class EquitapeForCausalLM(EquitapePreTrainedModel, GenerationMixin):
 
 
 class EquitapeForQuestionAnswering(GenericForQuestionAnswering, EquitapePreTrainedModel):
-    """The decoder with a head that marks the first and the last token of an answer."""
+    """The decoder with a head that predicts the first and last token of an answer."""
 
 
 class EquitapeForSequenceClassification(GenericForSequenceClassification, EquitapePreTrainedModel):

@@ -1,1 +1,1 @@
-"""Pretrained models: read, converted to an Equitape decoder, adapted, saved and loaded again."""
+"""Pretrained models: read, convert to an Equitape decoder, adapt, save and load them."""

@@ -1,6 +1,6 @@
-"""Adapter files: only what was trained, with a description of the base it belongs to.
+"""Adapter files: the trained tensors and a description of their base.
 
-adapter.safetensors   the trained tensors, by their names in the model
+adapter.safetensors   the trained tensors by parameter name
 adapter.json          format, method and settings, the base's fingerprint, training, versions
 README.md             the model card
 """
@@ -22,18 +22,18 @@ from .card import CARD, PACKAGES, adapter_card
 from .settings import METHODS, adaptation_of
 
 FORMAT = 1
-"""Raised when older versions of this package could not read what is written."""
+"""File format number; increased when older versions could not read a new file."""
 TENSORS, DESCRIPTION = "adapter.safetensors", "adapter.json"
 
 
 def save_adapter(model: EquitapeForCausalLM, directory: Path | str) -> None:
-    """Write what the model's method trains, and nothing else, to a folder."""
+    """Write the tensors that the model's method trains to a folder."""
     adaptation = adaptation_of(model)
     state = {name: parameter for name, parameter in model.named_parameters() if name in set(adaptation.trained)}
     lost = [name for name in adaptation.trained if name not in state]
     if lost:
         raise ValueError(
-            f"The model has no {lost[0]!r} any more: LoRA was merged into its weights. Save it whole, with "
+            f"The model no longer has {lost[0]!r}: LoRA was merged into its weights. Save the full model with "
             f"model.save_pretrained({str(directory)!r})."
         )
     tensors = {name: parameter.detach().contiguous().cpu() for name, parameter in state.items()}
@@ -57,10 +57,10 @@ def save_adapter(model: EquitapeForCausalLM, directory: Path | str) -> None:
 
 
 def read_description(folder: Path) -> dict[str, Any]:
-    """adapter.json, refused where this version cannot know what it means."""
+    """Read adapter.json; raise ValueError if this version cannot interpret it."""
     path = folder / DESCRIPTION
     if not path.is_file():
-        raise ValueError(f"There is no adapter in {str(folder)!r}: it holds no {DESCRIPTION}.")
+        raise ValueError(f"There is no adapter in {str(folder)!r}: {DESCRIPTION} is missing.")
     try:
         description = json.loads(path.read_text())
         number = int(description["format"])
@@ -69,43 +69,43 @@ def read_description(folder: Path) -> dict[str, Any]:
     if number > FORMAT:
         writer = description.get("versions", {}).get("equitape", "a later version")
         raise ValueError(
-            f"{str(path)!r} has format {number}, written by equitape {writer}; this version reads up to {FORMAT}. "
-            f"Upgrade equitape."
+            f"{str(path)!r} has format {number}, written by equitape {writer}; this version reads formats up to "
+            f"{FORMAT}. Upgrade equitape."
         )
     missing = [key for key in ("method", "settings", "base", "tensors", "training") if key not in description]
     if missing or description["method"] not in METHODS:
-        reason = f"it lacks {missing[0]!r}" if missing else f"there is no method {description['method']!r}"
+        reason = f"{missing[0]!r} is missing" if missing else f"unknown method {description['method']!r}"
         raise ValueError(f"{str(path)!r} is damaged ({reason}); save the adapter again.")
     return description
 
 
 def read_tensors(folder: Path, description: dict[str, Any]) -> dict[str, Tensor]:
-    """The trained tensors, refused where they are not those the description was written with."""
+    """Read the trained tensors; raise ValueError if they do not match the description."""
     path = folder / TENSORS
     if not path.is_file():
-        raise ValueError(f"The adapter in {str(folder)!r} lacks {TENSORS}.")
+        raise ValueError(f"The adapter in {str(folder)!r} has no {TENSORS}; save it again.")
     try:
         tensors = load_file(path)
     except SafetensorError as error:
         raise ValueError(f"{str(path)!r} is damaged ({error}); save the adapter again.") from None
     if len(tensors) == description["tensors"]["count"] and _digest(path) != description["tensors"]["sha256"]:
-        raise ValueError(f"{str(path)!r} is not the file that {DESCRIPTION} describes; save the adapter again.")
+        raise ValueError(f"{str(path)!r} does not match {DESCRIPTION}; save the adapter again.")
     return tensors
 
 
 def describe_difference(expected: dict[str, Any], found: dict[str, Any]) -> str | None:
-    """The first thing in which two bases differ, or None."""
+    """The first difference between two bases, or None."""
     for key, value in complete_architecture(expected["architecture"]).items():
         other = found["architecture"].get(key)
         if other != value:
             return f"its {key} is {other}, not {value}"
     if expected["weights"] != found["weights"]:
-        return "it has the same sizes but other weights"
+        return "it has the same sizes but different weights"
     return None
 
 
 def complete_architecture(architecture: dict[str, Any]) -> dict[str, Any]:
-    """A fingerprint's architecture with every option of its encoding: a file lacks those that are newer than it."""
+    """A fingerprint's architecture with all options of its encoding, including those newer than the file."""
     options = dict(architecture["encoding"])
     kind = options.pop("kind")
     complete = ENCODINGS[kind].options_class.parse(options, f"Encoding {kind!r}").to_dict()
@@ -113,13 +113,11 @@ def complete_architecture(architecture: dict[str, Any]) -> dict[str, Any]:
 
 
 def insert(model: EquitapeForCausalLM, tensors: dict[str, Tensor], names: tuple[str, ...], where: str) -> None:
-    """Give the parameters of these names other tensors; the old ones, which a base may share, are not written to."""
+    """Replace the parameters with these names; the old tensors, which a base may share, are not modified."""
     missing = [name for name in names if name not in tensors]
     foreign = [name for name in tensors if name not in names]
     if missing or foreign:
-        reason = (
-            f"lacks {len(missing)} tensors, for example {missing[0]!r}" if missing else f"holds {foreign[0]!r} besides"
-        )
+        reason = f"lacks {len(missing)} tensors, for example {missing[0]!r}" if missing else f"also has {foreign[0]!r}"
         raise ValueError(f"The adapter in {where!r} {reason}; its method trains {len(names)} tensors.")
     parameters = dict(model.named_parameters())
     for name in names:

@@ -1,4 +1,4 @@
-"""adapt and load_adapter: from a pretrained model to an Equitape decoder that keeps track of what it trains."""
+"""adapt and load_adapter: turn a pretrained model into an Equitape decoder that records what it trains."""
 
 import re
 from pathlib import Path
@@ -25,21 +25,21 @@ HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 class AdaptedForCausalLM(EquitapeForCausalLM):
-    """An Equitape decoder made by `adapt`. It can save what it trains as an adapter, or everything as a whole model."""
+    """An Equitape decoder made by `adapt`. It can save its trained tensors as an adapter, or the full model."""
 
     adaptation: Adaptation
     saves_trained_only: bool = False
-    """Let save_pretrained write the trained tensors alone, for checkpoints: everything else is in the base."""
+    """If set, save_pretrained writes only trained tensors, for checkpoints; the base has the rest."""
 
     def save_adapter(self, directory: str | Path) -> None:
-        """Write only what was trained after `equitape.adapt`; `equitape.load_adapter` puts it on the base again."""
+        """Write only the trained tensors; `equitape.load_adapter` loads them onto the base."""
         save_adapter(self, directory)
 
     def save_pretrained(self, save_directory: str | Path, *args: Any, **kwargs: Any) -> None:
-        """Transformers' save_pretrained. Without a state_dict, LoRA is merged and a model card is added."""
+        """transformers' save_pretrained. Without a state_dict, it merges LoRA and adds a model card."""
         given = kwargs.get("state_dict")
         if self.saves_trained_only:
-            # under the names of the parameters, LoRA's parts apart: Trainer reads the file into this very model
+            # keep the parameter names, with LoRA unmerged: Trainer reads the file into this model
             state = given if given is not None else self.state_dict()
             trained = set(self.adaptation.trained)
             tensors = {name: tensor.contiguous() for name, tensor in state.items() if name in trained}
@@ -53,29 +53,29 @@ class AdaptedForCausalLM(EquitapeForCausalLM):
                 (aside / CARD).write_text(model_card(self, self.adaptation))
 
 
-# transformers writes this name as the architecture in config.json, and what is saved is a plain decoder
+# transformers writes this class name to config.json, and the saved model is a plain decoder
 AdaptedForCausalLM.__name__ = EquitapeForCausalLM.__name__
 
 
 def adapt(
     base: Base, method: str = "tape+lora", *, dtype: str | torch.dtype = "auto", **options: Any
 ) -> AdaptedForCausalLM:
-    """A pretrained model as an Equitape decoder, prepared for training by a method.
+    """Convert a pretrained model to an Equitape decoder, prepared for training by a method.
 
     base: a folder with safetensors, a GGUF file, or a loaded transformers model of the families Llama, Mistral, Qwen2
-        or Qwen3. The decoder shares a loaded model's tensors: training that changes them changes that model too.
+        or Qwen3. The decoder shares the tensors of a loaded model: training them changes that model too.
     method: tape, lora, tape+lora, longlora, theta, theta+lora or full.
-    dtype: of weights read from a path; "auto" keeps the file's (GGUF: float32).
-    options: as in `AdaptSettings`: context, scaling, theta, train_embeddings, lora_rank, ...
+    dtype: dtype of weights read from a path; "auto" keeps the file's (GGUF: float32).
+    options: fields of `AdaptSettings`: context, scaling, theta, train_embeddings, lora_rank, ...
 
-    Outputs are the original's until something is trained, unless scaling or theta change the positions. The model is
-    in evaluation mode, and only what the method trains takes gradients.
+    Outputs equal the original's until something is trained, unless scaling or theta change the positions. The model is
+    in evaluation mode, and only what the method trains requires gradients.
     """
     return build(base, AdaptSettings.parse({"method": method, **options}, "adapt"), dtype)
 
 
 def build(base: Base, settings: AdaptSettings, dtype: str | torch.dtype = "auto") -> AdaptedForCausalLM:
-    """`adapt` with its settings already made."""
+    """`adapt` with settings already parsed."""
     source = load_source(base, dtype, check=lambda config: change_config(config, settings))
     config = translate_config(source.config)
     model = convert(source, change_config(config, settings), settings.seed, AdaptedForCausalLM)
@@ -90,10 +90,10 @@ def build(base: Base, settings: AdaptSettings, dtype: str | torch.dtype = "auto"
 
 
 def load_adapter(base: Base, directory: Path | str, *, dtype: str | torch.dtype = "auto") -> AdaptedForCausalLM:
-    """The adapted model again: the base, as for `adapt`, with the tensors that `save_adapter` wrote.
+    """Load an adapter: the base, as for `adapt`, with the tensors that `save_adapter` wrote.
 
     directory: a folder, or the name of a repository on the Hugging Face Hub.
-    Tensors come back bit for bit where the base has the dtype they were trained in, and are rounded to it otherwise.
+    Tensors are bit-identical if the base has the dtype they were trained in; otherwise they are rounded to it.
     """
     folder = find_adapter(directory)
     description = read_description(folder)
@@ -104,8 +104,8 @@ def load_adapter(base: Base, directory: Path | str, *, dtype: str | torch.dtype 
     difference = describe_difference(description["base"], adaptation.base)
     if difference is not None:
         raise ValueError(
-            f"The adapter in {str(directory)!r} was trained on top of {description['base']['name']!r}, and "
-            f"{adaptation.base_name!r} is another base: {difference}."
+            f"The adapter in {str(directory)!r} was trained on {description['base']['name']!r}; "
+            f"{adaptation.base_name!r} is a different base: {difference}."
         )
     insert(model, tensors, adaptation.trained, str(directory))
     adaptation.training = description["training"]
@@ -113,7 +113,7 @@ def load_adapter(base: Base, directory: Path | str, *, dtype: str | torch.dtype 
 
 
 def find_adapter(name: Path | str) -> Path:
-    """The folder of an adapter, fetched from the Hugging Face Hub if there is none of that name here."""
+    """The folder of an adapter, downloaded from the Hugging Face Hub if it does not exist locally."""
     folder = Path(name).expanduser()
     if folder.exists() or not HUB_NAME.fullmatch(str(name)):
         return folder
@@ -121,13 +121,13 @@ def find_adapter(name: Path | str) -> Path:
         return Path(snapshot_download(str(name), allow_patterns=[DESCRIPTION, TENSORS]))
     except (OSError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError) as error:
         raise ValueError(
-            f"There is no adapter in {str(name)!r}: there is no such folder here, and no repository of that name can "
-            f"be fetched from the Hugging Face Hub ({first_line(error)})."
+            f"There is no adapter in {str(name)!r}: there is no such folder, and no repository of that name can "
+            f"be downloaded from the Hugging Face Hub ({first_line(error)})."
         ) from None
 
 
 def name_of(base: Base) -> str:
-    """What to call a base: the last part of its path."""
+    """The name of a base: the last part of its path."""
     given = base.config._name_or_path if isinstance(base, PreTrainedModel) else base
     name = Path(str(given)).expanduser().resolve().name if str(given) else ""
     return name or (base.config.model_type if isinstance(base, PreTrainedModel) else str(base))

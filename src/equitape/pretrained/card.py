@@ -1,4 +1,4 @@
-"""Model cards: what a folder holds, how it was made and how to load it."""
+"""Model cards: what a folder contains, how it was made and how to load it."""
 
 from typing import Any
 
@@ -16,19 +16,19 @@ def adapter_card(model: EquitapeForCausalLM, adaptation: Adaptation) -> str:
 
 model = load_adapter("path/to/{adaptation.base_name}", "path/to/this/folder")"""
     what = (
-        f"Trained weights to put on top of `{adaptation.base_name}`. The base itself is not in this folder; another "
-        f"one is refused by its fingerprint."
+        f"Trained weights for `{adaptation.base_name}`, which is not in this folder. Loading checks the base's "
+        f"fingerprint and rejects other models."
     )
     return _card(model, adaptation, what, loading)
 
 
 def model_card(model: EquitapeForCausalLM, adaptation: Adaptation) -> str:
-    """The README.md of a whole model."""
-    loading = """import equitape  # makes the architecture known to transformers
+    """The README.md of a full model."""
+    loading = """import equitape  # registers the architecture with transformers
 from transformers import AutoModelForCausalLM
 
 model = AutoModelForCausalLM.from_pretrained("path/to/this/folder")"""
-    what = f"`{adaptation.base_name}`, adapted: all weights, LoRA's parts merged."
+    what = f"`{adaptation.base_name}`, adapted: all weights, with LoRA merged."
     return _card(model, adaptation, what, loading)
 
 
@@ -61,12 +61,12 @@ def _card(model: EquitapeForCausalLM, adaptation: Adaptation, what: str, loading
 
 def _training(training: dict[str, Any]) -> str:
     if not training:
-        return "None by this package yet: the outputs are those of the base with these positions."
+        return "Not trained with this package yet: outputs are those of the base with these positions."
     return _table({key: _plain(value) if isinstance(value, dict) else value for key, value in training.items()})
 
 
 def _shortened(encoding: dict[str, Any]) -> dict[str, Any]:
-    """An encoding without its scaling where that does nothing."""
+    """An encoding without a scaling that has no effect."""
     scaling = {key: value for key, value in encoding.get("scaling", {}).items() if value is not None}
     plain = {key: value for key, value in encoding.items() if key != "scaling"}
     return {**plain, "scaling": scaling} if scaling.get("kind", "default") != "default" else plain

@@ -1,4 +1,4 @@
-"""Which decoders can be adapted, and their configurations as EquitapeConfig."""
+"""Decoder families that can be adapted, and their configurations as EquitapeConfig."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,15 +20,15 @@ SCALING_NUMBERS = (
 
 
 def translate_config(source: Any) -> EquitapeConfig:
-    """The configuration of an Equitape decoder that computes what a model with the source's configuration does."""
+    """The configuration of an Equitape decoder that computes the same as the source model."""
     kind = source.model_type
     if kind == EquitapeConfig.model_type:
         return EquitapeConfig.from_dict(source.to_dict())
     if kind not in FAMILIES:
         raise ValueError(
-            f"Architecture {kind!r} cannot be adapted. Supported are {', '.join(FAMILIES)}: decoders with rotary "
-            f"positions on whole heads, RMS norms before each part and a gated feed-forward layer. Convert the weights "
-            f"to one of these, or train a model with `equitape train`."
+            f"Architecture {kind!r} cannot be adapted. Supported: {', '.join(FAMILIES)}, decoders with rotary "
+            f"positions on full heads, pre-RMSNorm and a gated feed-forward layer. Convert the weights to one of "
+            f"these, or train a model with `equitape train`."
         )
     given = {name: getattr(source, name) for name in COMMON_FIELDS}
     given["head_dim"] = getattr(source, "head_dim", None) or source.hidden_size // source.num_attention_heads
@@ -37,29 +37,27 @@ def translate_config(source: Any) -> EquitapeConfig:
 
 
 def read_rope(source: Any) -> dict[str, Any]:
-    """Base and scaling of the rotary frequencies, from `rope_parameters` or, its older name, `rope_scaling`."""
+    """Base and scaling of the rotary frequencies, from `rope_parameters` or its older name, `rope_scaling`."""
     given = dict(getattr(source, "rope_parameters", None) or getattr(source, "rope_scaling", None) or {})
     if any(isinstance(value, dict) for value in given.values()):
         raise ValueError(
-            f"The layers of this model differ in their rotary positions ({', '.join(given)}); one set for all layers "
-            f"is supported."
+            f"The layers of this model have different rotary positions ({', '.join(given)}); only one set for all "
+            f"layers is supported."
         )
     share = given.get("partial_rotary_factor", getattr(source, "partial_rotary_factor", None))
     if share not in (None, 1, 1.0):
         raise ValueError(
-            f"This model turns only a part of each head by its position (partial_rotary_factor {share}); whole heads "
-            f"are supported."
+            f"This model rotates only part of each head (partial_rotary_factor {share}); only full rotation is "
+            f"supported."
         )
     theta = float(given.get("rope_theta") or getattr(source, "rope_theta", None) or 10000.0)
     kind = given.get("rope_type") or given.get("type") or "default"
     if kind not in SCALING_KINDS:
-        raise ValueError(
-            f"This model scales its rotary positions by {kind!r}; supported are {', '.join(SCALING_KINDS)}."
-        )
+        raise ValueError(f"This model scales its rotary positions by {kind!r}; supported: {', '.join(SCALING_KINDS)}.")
     scaling: dict[str, Any] = {"kind": kind}
     if kind != "default":
         scaling.update({name: float(given[name]) for name in SCALING_NUMBERS if given.get(name) is not None})
-        # dynamic scaling starts to stretch at the length the model announces
+        # dynamic scaling starts beyond max_position_embeddings
         trained = None if kind == "dynamic" else given.get("original_max_position_embeddings")
         scaling["original_max_positions"] = trained or source.max_position_embeddings
     if kind == "yarn":
@@ -85,7 +83,7 @@ def _qwen3(source: Any) -> dict[str, Any]:
 
 
 def _windows(source: Any) -> dict[str, Any]:
-    """Sliding windows in those layers that the source names."""
+    """Sliding windows in the layers that the source lists."""
     sliding = [index for index, kind in enumerate(source.layer_types) if kind == "sliding_attention"]
     if source.sliding_window is None or not sliding:
         return {}

@@ -1,4 +1,4 @@
-"""From a path to a model and its tokenizer: saved models, runs, adapters, GGUF files, or other causal models."""
+"""Load a model and its tokenizer from a path: saved models, runs, adapters, GGUF files, or other causal models."""
 
 import sys
 from pathlib import Path
@@ -40,13 +40,13 @@ def is_adapter(name: str) -> bool:
 
 
 def check_model(name: str, base: str | None = None) -> None:
-    """Refuse, before anything is read, what `load_model` could not load."""
+    """Raise ValueError, before anything is read, for what `load_model` cannot load."""
     if is_adapter(name):
         if base is None:
-            raise ValueError(f"{name!r} holds an adapter; name the model it was trained on with --base.")
+            raise ValueError(f"{name!r} is an adapter; give the model it was trained on with --base.")
         return
     if base is not None:
-        raise ValueError(f"{name!r} holds no adapter, so --base {base!r} has no effect; leave it out.")
+        raise ValueError(f"{name!r} is not an adapter, so --base {base!r} has no effect; drop it.")
     if is_gguf(name):
         return
     folder = model_folder(name)
@@ -56,31 +56,31 @@ def check_model(name: str, base: str | None = None) -> None:
         )
     if Path(folder).is_dir() and not (Path(folder) / "config.json").is_file():
         raise ValueError(
-            f"The folder {name!r} holds no config.json; give that of a saved model, of a run or an adapter."
+            f"The folder {name!r} has no config.json; give the folder of a saved model, a run or an adapter."
         )
 
 
 def is_local(name: str) -> bool:
-    """Whether this is a file or a folder; any other name is that of a model on the Hugging Face Hub."""
+    """Whether this is a file or folder; other names refer to models on the Hugging Face Hub."""
     return Path(name).expanduser().exists()
 
 
 def check_hub(name: str) -> None:
-    """Refuse the name of a model that is neither here nor on the Hugging Face Hub."""
+    """Raise ValueError if the model is neither local nor on the Hugging Face Hub."""
     try:
         AutoConfig.from_pretrained(name)
     except (OSError, ValueError) as error:
         raise ValueError(
-            f"There is no folder {name!r} here (relative ones start at {Path.cwd()}), and no model of that name can be "
+            f"There is no folder {name!r} (relative to {Path.cwd()}), and no model of that name can be "
             f"fetched from the Hugging Face Hub ({first_line(error)})."
         ) from None
 
 
 def load_model(name: str, dtype: str, base: str | None = None, as_ours: bool = True) -> Any:
-    """A model in evaluation mode: a saved Equitape model, an adapter on top of `base`, or a model of another class.
+    """Load a model in evaluation mode: a saved Equitape model, an adapter on `base`, or a model of another class.
 
     dtype: "auto" keeps the file's. as_ours: convert a model of another class to an Equitape decoder with the same
-    outputs; otherwise it keeps its class, and may be any causal language model of transformers.
+    outputs. Otherwise it keeps its class and may be any causal language model of transformers.
     """
     if not sys.stderr.isatty():
         disable_progress_bar()
@@ -101,18 +101,18 @@ def load_model(name: str, dtype: str, base: str | None = None, as_ours: bool = T
         if as_ours and not ours:
             return as_equitape(load_source(folder, wanted)).eval()
     except (OSError, SafetensorError) as error:
-        raise ValueError(f"The model {name!r} cannot be read ({first_line(error)}).") from error
+        raise ValueError(f"Cannot read the model {name!r} ({first_line(error)}).") from error
     try:
         return read_whole(folder, dtype=wanted).eval()
     except (OSError, ValueError, SafetensorError) as error:
         if ours and isinstance(error, ValueError):
             raise
-        # transformers goes on to list all its architectures
-        raise ValueError(f"The model {name!r} cannot be read ({first_line(error)}).") from error
+        # the rest of transformers' message lists all its architectures
+        raise ValueError(f"Cannot read the model {name!r} ({first_line(error)}).") from error
 
 
 def as_equitape(source: PreTrainedModel) -> EquitapeForCausalLM:
-    """A pretrained model of a supported family as an Equitape decoder with the same outputs."""
+    """Convert a pretrained model of a supported family to an Equitape decoder with the same outputs."""
     return convert(source, translate_config(source.config))
 
 
@@ -122,7 +122,7 @@ def load_tokenizer_of(name: str, base: str | None = None, given: str | None = No
 
 
 def choose_device(given: str | None = None) -> torch.device:
-    """The given device, which must exist. Default: the accelerator, or the CPU where there is none."""
+    """The given device, which must exist. Default: the accelerator if available, else the CPU."""
     if given is None:
         found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         return found or torch.device("cpu")
@@ -130,16 +130,16 @@ def choose_device(given: str | None = None) -> torch.device:
         device = torch.device(given)
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"The device {given!r} cannot be used ({first_line(error)}).") from None
+        raise ValueError(f"Cannot use the device {given!r} ({first_line(error)}).") from None
     return device
 
 
 LEAST_SHARE = 0.9
-"""Models round their vocabularies up; a tokenizer has at least this share of the entries."""
+"""Models round up their vocabulary size; a tokenizer has at least this fraction of it."""
 
 
 def tokenizer_of(base: str | Path, given: str | Path | None = None) -> Any:
-    """The tokenizer in the folder or GGUF file of a base, or the given one instead."""
+    """The given tokenizer, or the one in the folder or GGUF file of a base."""
     path = Path(given if given is not None else base).expanduser()
     if path.suffix == ".gguf" and path.is_file():
         require_gguf(path)
@@ -149,20 +149,20 @@ def tokenizer_of(base: str | Path, given: str | Path | None = None) -> Any:
     try:
         return load_tokenizer(given if given is not None else base)
     except ValueError as error:
-        hint = "" if given is not None else " Name the folder of the right one with --tokenizer FOLDER."
+        hint = "" if given is not None else " Give the matching one with --tokenizer FOLDER."
         raise ValueError(f"{error}{hint}") from None
 
 
 def check_vocabulary(tokenizer: Any, vocab_size: int) -> None:
-    """Refuse a tokenizer that cannot be the one a model was trained with."""
+    """Raise ValueError for a tokenizer that the model cannot have been trained with."""
     entries = len(tokenizer)
     if entries > vocab_size:
         raise ValueError(
-            f"The tokenizer has {entries:,} entries and the model only {vocab_size:,}: it would make tokens that the "
-            f"model does not know. Use the tokenizer the model was trained with."
+            f"The tokenizer has {entries:,} entries, but the model has only {vocab_size:,}; some tokens would be "
+            f"unknown to it. Use the tokenizer the model was trained with."
         )
     if entries < LEAST_SHARE * vocab_size:
         raise ValueError(
-            f"The tokenizer has {entries:,} entries and the model {vocab_size:,}: it is not the one the model was "
-            f"trained with. Use that one."
+            f"The tokenizer has {entries:,} entries, but the model has {vocab_size:,}; it was trained with a different "
+            f"one. Use that tokenizer."
         )

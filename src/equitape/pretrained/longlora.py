@@ -1,8 +1,8 @@
-"""LongLoRA's shifted sparse attention, a way to train on long rows (arXiv 2309.12307).
+"""LongLoRA's shifted sparse attention for training on long rows (arXiv 2309.12307).
 
-Tokens see only their own group. The second half of the query heads has the borders of its groups moved by half a group,
-so that information passes from group to group. The first group of these heads is the shorter one; the paper instead
-rolls the row, which puts its first tokens behind its last ones.
+Tokens attend only within their group. The second half of the query heads shifts the group boundaries by half a group,
+so that information passes between groups. The first group of these heads is shorter; the paper instead rolls the row,
+which moves its first tokens behind its last ones.
 
 Shapes: B batch, N tokens, H query heads, G key-value heads, D head dimension, E width of the value.
 """
@@ -28,10 +28,10 @@ class ShiftedSparseAttention:
     """The attention of one training run, for `EquitapeModel.training_attention`."""
 
     group_size: int
-    """Tokens in a group."""
+    """Tokens per group."""
 
     def check(self, config: EquitapeConfig) -> None:
-        """Refuse models that cannot be trained this way."""
+        """Raise ValueError for models that cannot be trained this way."""
         assert isinstance(config.encoding, dict)
         kind = config.encoding["kind"]
         if ENCODINGS[kind].adds_bias:
@@ -41,12 +41,12 @@ class ShiftedSparseAttention:
             )
         if self.group_size < 2 or config.num_attention_heads < 2:
             raise ValueError(
-                f"group_size is {self.group_size} with {config.num_attention_heads} heads; half of the heads shift by "
-                f"half a group, so both must be 2 or more."
+                f"group_size is {self.group_size} with {config.num_attention_heads} heads; half of the heads are "
+                f"shifted by half a group, so both must be 2 or more."
             )
 
     def __call__(self, build: BuildMask, config: EquitapeConfig) -> AttentionMask:
-        """The mask of one type of layer, or the attention itself where it needs none."""
+        """The mask of one layer type, or the attention itself if it needs none."""
         first, second = (build(own_group(self.group_size, shift)) for shift in (0, self.group_size // 2))
         if first is None:
             return AttentionMask(attend=GroupsAsRows(self.group_size))
@@ -59,7 +59,7 @@ class ShiftedSparseAttention:
 
 
 def own_group(size: int, shift: int) -> MaskFunction:
-    """Tokens see only their own group. A shift moves the borders, so the first group is the shorter for it."""
+    """Tokens attend only within their group. A shift moves the boundaries, which shortens the first group."""
 
     def mask(batch: Any, head: Any, query: Any, key: Any) -> Any:
         return (query + shift) // size == (key + shift) // size
@@ -69,9 +69,9 @@ def own_group(size: int, shift: int) -> MaskFunction:
 
 @dataclass(frozen=True)
 class HalvesOfHeads:
-    """One block mask for the first half of the query heads and another for the second: [B, N, H, E].
+    """One block mask for each half of the query heads: [B, N, H, E].
 
-    Two calls, since one mask with an axis of heads would be built for every head.
+    Two calls, since one mask with a head axis would be built for every head.
     """
 
     first: BlockMask
@@ -84,7 +84,7 @@ class HalvesOfHeads:
 
 @dataclass(frozen=True)
 class GroupsAsRows:
-    """Shifted sparse attention of plain rows without any mask: groups become rows of a batch. [B, N, H, E]."""
+    """Shifted sparse attention of plain rows without a mask: groups become rows of a batch. [B, N, H, E]."""
 
     size: int
 
@@ -95,14 +95,14 @@ class GroupsAsRows:
     def _attend(self, attend: PlainAttention, query: Tensor, key: Tensor, value: Tensor, shift: int) -> Tensor:
         batch, num_tokens, size = query.shape[0], query.shape[2], self.size
         first = min(size - shift, num_tokens) if shift else 0
-        # torch.compile has no divmod of lengths that vary
+        # torch.compile does not support divmod of dynamic lengths
         count, last = (num_tokens - first) // size, (num_tokens - first) % size
         attended = []
         start = 0
         for groups, length in ((1, first), (count, size), (1, last)):
             end = start + groups * length
             if length == 1:
-                # a token alone sees itself, with a weight of 1 that dropout leaves alone
+                # a single token attends to itself with weight 1, which dropout must not change
                 own = value[:, :, start:end].repeat_interleave(query.shape[1] // key.shape[1], dim=1)
                 attended.append(own.transpose(1, 2))
             elif end > start:
@@ -116,10 +116,10 @@ class GroupsAsRows:
 
 
 def halves_of_heads(query: Tensor, key: Tensor, value: Tensor) -> tuple[Heads, Heads]:
-    """The first half of the query heads and the second, each with the keys and values they read."""
+    """The two halves of the query heads, each with the keys and values they read."""
     half, ratio = query.shape[1] // 2, query.shape[1] // key.shape[1]
     if half % ratio:
-        # the heads of one key-value head are on both sides
+        # the query heads of one key-value head are in both halves
         key, value, ratio = key.repeat_interleave(ratio, dim=1), value.repeat_interleave(ratio, dim=1), 1
     border = half // ratio
     return (

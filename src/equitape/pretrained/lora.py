@@ -1,4 +1,4 @@
-"""LoRA through peft: layers in, merged weights out. peft is imported when used, since that takes a while."""
+"""LoRA through peft: add layers, merge weights. peft is imported on use, since that is slow."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -10,11 +10,11 @@ if TYPE_CHECKING:
     from .settings import AdaptSettings
 
 ADAPTER = "default"
-"""peft's name for the only adapter of a model."""
+"""peft's name of a model's only adapter."""
 
 
 def add_lora(model: nn.Module, settings: "AdaptSettings") -> None:
-    """Wrap the chosen linear layers by peft's, in place: the model keeps its class."""
+    """Wrap the chosen linear layers with peft's in place; the model keeps its class."""
     from peft import LoraConfig, inject_adapter_in_model
 
     config = LoraConfig(
@@ -29,7 +29,7 @@ def add_lora(model: nn.Module, settings: "AdaptSettings") -> None:
 
 
 def lora_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """The layers peft has wrapped, by name."""
+    """The layers wrapped by peft, by name."""
     from peft.tuners.lora import LoraLayer
 
     return ((name, module) for name, module in model.named_modules() if isinstance(module, LoraLayer))
@@ -44,9 +44,9 @@ def merged_weight(layer: Any) -> Tensor:
 
 
 def merge_lora(model: nn.Module) -> int:
-    """Put LoRA's updates into the weights and take its layers out again. Returns how many layers were merged.
+    """Merge LoRA's updates into the weights and remove its layers. Returns the number of merged layers.
 
-    The merged weights are new tensors: a base that shares its own with the model stays as it was.
+    The merged weights are new tensors, so a base that shares its tensors with the model is unchanged.
     """
     layers = list(lora_layers(model))
     for name, layer in layers:
@@ -58,7 +58,7 @@ def merge_lora(model: nn.Module) -> int:
 
 
 def merged_state(model: nn.Module) -> dict[str, Tensor]:
-    """The state of the model as it would be after `merge_lora`; the model itself is left as it is."""
+    """The state dict after `merge_lora`, without changing the model."""
     state = dict(model.state_dict())
     for name, layer in lora_layers(model):
         prefix = f"{name}."

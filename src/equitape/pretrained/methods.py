@@ -1,4 +1,4 @@
-"""The methods of adapting: what becomes of the positions, and what is trained."""
+"""Adaptation methods: how each changes the positions, and what it trains."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,13 +12,13 @@ from .lora import add_lora
 from .settings import AdaptSettings
 
 GROUPS_OF_LONGLORA = 4
-"""Groups of shifted sparse attention in a context, as in its paper."""
+"""Number of shifted sparse attention groups per context, as in the paper."""
 THETA_GROWTH = 100.0
-"""By how much the method "theta" raises the rotary base: from 1e4 to 1e6, as TAPE's paper did for twice the context."""
+"""Factor by which "theta" raises the rotary base: 1e4 to 1e6, as TAPE's paper did for twice the context."""
 
 
 def change_config(source: EquitapeConfig, settings: AdaptSettings) -> EquitapeConfig:
-    """The configuration after adapting, from the source's."""
+    """The adapted configuration, from the source's."""
     longer = EquitapeConfig.from_dict(source.to_dict())
     if settings.context is not None:
         longer.extend(settings.context)
@@ -31,21 +31,21 @@ def change_config(source: EquitapeConfig, settings: AdaptSettings) -> EquitapeCo
 
 
 def shifted_attention(config: EquitapeConfig, settings: AdaptSettings) -> ShiftedSparseAttention:
-    """LongLoRA's attention for the context that a model, configured by `change_config`, is meant for."""
+    """LongLoRA's attention for the context of a model configured by `change_config`."""
     context = settings.context or config.context
     return ShiftedSparseAttention(settings.group_size or max(context // GROUPS_OF_LONGLORA, 2))
 
 
 def change_encoding(source: EquitapeConfig, settings: AdaptSettings) -> dict[str, Any]:
-    """The encoding after adapting."""
+    """The adapted encoding."""
     effects = settings.effects
     assert isinstance(source.encoding, dict)
     encoding = dict(source.encoding)
     changes = effects.tape or effects.raises_theta or settings.theta is not None or settings.scaling is not None
     if changes and encoding["kind"] not in ("rope", "tape"):
         raise ValueError(
-            f"The source's positions are encoded by {encoding['kind']!r}; the method {settings.method!r} changes "
-            f"rotary positions, so it needs 'rope' or 'tape'."
+            f"The source uses encoding {encoding['kind']!r}; method {settings.method!r} changes rotary positions and "
+            f"needs 'rope' or 'tape'."
         )
     if effects.tape:
         encoding = {**encoding, "kind": "tape", **settings.tape}
@@ -57,17 +57,17 @@ def change_encoding(source: EquitapeConfig, settings: AdaptSettings) -> dict[str
 
 
 def stretch(scaling: dict[str, Any], trained: int, settings: AdaptSettings) -> dict[str, Any]:
-    """The scaling of rotary frequencies that fits the new context into the trained one."""
+    """The scaling of rotary frequencies that maps the new context to the trained one."""
     if settings.context is None or settings.context <= trained:
         raise ValueError(
-            f"The scaling {settings.scaling!r} stretches the trained context of {trained} tokens to a longer one; "
-            f"context is {settings.context}, give one above {trained}."
+            f"Scaling {settings.scaling!r} extends the trained context of {trained} tokens, but "
+            f"context is {settings.context}; set it above {trained}."
         )
     kind = scaling["kind"]
     if kind not in ("default", settings.scaling):
         raise ValueError(
-            f"The source scales its positions by {kind!r} already, and {settings.scaling!r} cannot be put on top; "
-            f"leave the scaling out, or change theta."
+            f"The source already scales its positions by {kind!r}, which cannot be combined with {settings.scaling!r}; "
+            f"drop the scaling, or change theta."
         )
     factor = settings.context / trained
     if kind == "default":
@@ -79,7 +79,7 @@ def stretch(scaling: dict[str, Any], trained: int, settings: AdaptSettings) -> d
 
 
 def set_training(model: EquitapeForCausalLM, settings: AdaptSettings) -> None:
-    """Add LoRA's layers where the method has them, and let only what the method trains take gradients."""
+    """Add LoRA layers if the method has them, and require gradients only where the method trains."""
     effects = settings.effects
     if effects.lora:
         add_lora(model, settings)
@@ -95,7 +95,8 @@ def set_training(model: EquitapeForCausalLM, settings: AdaptSettings) -> None:
         )
     if effects.tape and not any(is_encoding(name) for name, _ in trained_parameters(model)):
         raise ValueError(
-            "No block of this model updates TAPE's field, so there is nothing to train; it needs two layers."
+            "No block of this model updates TAPE's field, so there is nothing to train; use one with at least two "
+            "layers."
         )
 
 
@@ -105,18 +106,18 @@ def is_encoding(name: str) -> bool:
 
 
 def is_norm(name: str) -> bool:
-    """Whether a parameter belongs to a norm: of a block, of queries and keys, or the last one."""
+    """Whether a parameter belongs to a norm: of a block, of queries and keys, or the final one."""
     return name.split(".")[-2].endswith("norm")
 
 
 def trained_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """The parameters that take gradients, by name; tied ones once."""
+    """The parameters that require gradients, by name; tied ones once."""
     return ((name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)
 
 
 @dataclass(frozen=True)
 class TrainingSummary:
-    """How much of a model trains."""
+    """How much of a model is trainable."""
 
     tensors: int
     parameters: int
@@ -124,7 +125,7 @@ class TrainingSummary:
 
     @property
     def share(self) -> float:
-        """Of all parameters, from 0 to 1."""
+        """Trainable fraction of all parameters, from 0 to 1."""
         return self.parameters / self.total
 
     def __str__(self) -> str:
@@ -134,6 +135,6 @@ class TrainingSummary:
 
 
 def summarize_training(model: nn.Module) -> TrainingSummary:
-    """Count what trains. Tied weights count once."""
+    """Count trainable parameters. Tied weights count once."""
     sizes = [parameter.numel() for _, parameter in trained_parameters(model)]
     return TrainingSummary(len(sizes), sum(sizes), sum(parameter.numel() for parameter in model.parameters()))

@@ -1,4 +1,4 @@
-"""How a pretrained model can be adapted, and the settings of that; imports nothing heavy."""
+"""Adaptation methods and their settings; imports nothing heavy."""
 
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, get_args
@@ -15,16 +15,16 @@ class Method:
 
     idea: str
     tape: bool = False
-    """TAPE takes RoPE's place, and its update trains."""
+    """Replace RoPE by TAPE and train its update."""
     lora: bool = False
-    """Low-rank updates of linear layers train."""
+    """Train low-rank updates of linear layers."""
     shifted: bool = False
-    """Shifted sparse attention while training."""
+    """Train with shifted sparse attention."""
     raises_theta: bool = False
     everything: bool = False
-    """All weights train."""
+    """Train all weights."""
     embeddings_and_norms: bool = False
-    """Whether these train too by default."""
+    """Whether embeddings and norms train by default."""
 
 
 METHODS: dict[str, Method] = {
@@ -48,21 +48,21 @@ class AdaptSettings(Settings):
     """How a pretrained model is adapted."""
 
     method: Literal["tape", "lora", "tape+lora", "longlora", "theta", "theta+lora", "full"] = "tape+lora"
-    """What changes and what trains. The default was the best on long text in our measurements."""
+    """What changes and what trains. The default was best on long text in our measurements."""
     context: Annotated[int, Ge(1)] | None = None
-    """Tokens the adapted model is meant for. Default: the base's."""
+    """Context of the adapted model, in tokens. Default: the base's."""
     scaling: Literal["linear", "yarn"] | None = None
-    """Interpolate positions so that the new context fits into the trained one. Default: no interpolation."""
+    """Interpolate positions so that the new context maps to the trained one. Default: no interpolation."""
     theta: Annotated[float, Gt(1)] | None = None
-    """Rotary base. Default: the base's; the methods theta and theta+lora use a hundred times that."""
+    """Rotary base. Default: the base's; a hundred times that for the methods theta and theta+lora."""
     train_embeddings: bool | None = None
-    """Train the token embeddings too. Default: only longlora does."""
+    """Also train token embeddings. Default: only for longlora."""
     train_norms: bool | None = None
-    """Train the norms too. Default: only longlora does."""
+    """Also train norms. Default: only for longlora."""
     lora_rank: Annotated[int, Ge(1)] = 8
     """Rank of LoRA's updates."""
     lora_alpha: float = 16.0
-    """LoRA's scale; its updates are multiplied by alpha / rank."""
+    """LoRA's alpha; updates are scaled by alpha / rank."""
     lora_dropout: Annotated[float, Ge(0), Lt(1)] = 0.0
     """Dropout on the input of LoRA's updates."""
     lora_targets: tuple[Target, ...] = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -70,17 +70,17 @@ class AdaptSettings(Settings):
     group_size: Annotated[int, Ge(1)] | None = None
     """Tokens per group of longlora's shifted sparse attention. Default: a quarter of the context."""
     tape: dict[str, Any] = field(default_factory=dict)
-    """Option of the encoding TAPE, for example mixer_size=16."""
+    """Option of the TAPE encoding, for example mixer_size=16."""
     seed: Annotated[int, Ge(0), Lt(2**32)] = 0
-    """Seed of new weights, of the order of data and of dropout."""
+    """Seed of new weights, data order and dropout."""
 
     def __post_init__(self) -> None:
         if not self.lora_targets:
-            raise ValueError(f"lora_targets is empty; name some of {', '.join(get_args(Target))}.")
+            raise ValueError(f"lora_targets is empty; give one or more of {', '.join(get_args(Target))}.")
         self._refuse_unused()
 
     def _refuse_unused(self) -> None:
-        """Refuse options that the method does not read: they were meant for another one."""
+        """Raise ValueError for options that the method does not use."""
         method = METHODS[self.method]
         defaults = {entry: type(self).__dataclass_fields__[entry].default for entry in LORA_OPTIONS}
         unused = (
@@ -93,15 +93,15 @@ class AdaptSettings(Settings):
         if method.everything:
             unused += [entry for entry in ("train_embeddings", "train_norms") if getattr(self, entry) is False]
         if unused:
-            raise ValueError(f"The method {self.method!r} has no use for {', '.join(unused)}; leave it out.")
+            raise ValueError(f"Method {self.method!r} does not use {', '.join(unused)}; drop it.")
 
     @property
     def effects(self) -> Method:
-        """What the chosen method does."""
+        """The definition of the chosen method."""
         return METHODS[self.method]
 
     def used(self) -> dict[str, Any]:
-        """What matters to the chosen method, for people."""
+        """The settings that the chosen method uses, as text."""
         left_out = set() if self.effects.lora else set(LORA_OPTIONS)
         return {key: value for key, value in self.to_dict().items() if key not in left_out and value != {}}
 
@@ -123,13 +123,13 @@ class Adaptation:
     base: dict[str, Any]
     """The base's fingerprint."""
     trained: tuple[str, ...]
-    """Names of the parameters the method trains."""
+    """Names of the parameters that the method trains."""
     training: dict[str, Any] = field(default_factory=dict)
     """Data, settings and results of a fine-tuning run."""
 
 
 def adaptation_of(model: Any) -> Adaptation:
-    """The adaptation of a model that `adapt` made; an error for any other."""
+    """The adaptation of a model made by `adapt`; raises ValueError for others."""
     adaptation = getattr(model, "adaptation", None)
     if adaptation is None:
         raise ValueError("This model was not made by equitape.adapt, so it has no adapter; use model.save_pretrained.")

@@ -1,4 +1,4 @@
-"""Pretrained weights in: a folder, a GGUF file or a loaded model becomes a decoder that shares its tensors."""
+"""Read pretrained weights: a folder, a GGUF file or a loaded model becomes a decoder that shares its tensors."""
 
 import hashlib
 import json
@@ -21,7 +21,7 @@ from .families import FAMILIES, translate_config
 
 TRAINABLE_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 RUNS, VALUES_IN_A_RUN = 8, 512
-"""What a fingerprint reads of each tensor; runs of neighbours, since weights may still be on a disk."""
+"""Values that a fingerprint reads of each tensor, in contiguous runs, since weights may be on disk."""
 FINGERPRINTED_FIELDS = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
     "head_dim", "hidden_act", "tie_word_embeddings", "attention_bias", "attention_output_bias", "mlp_bias", "qk_norm",
@@ -34,10 +34,10 @@ Check = Callable[[EquitapeConfig], object]
 
 
 def load_source(base: Base, dtype: str | torch.dtype = "auto", check: Check | None = None) -> PreTrainedModel:
-    """The model to adapt: as given when it is loaded already, else read from a folder, a GGUF file or the Hub.
+    """The model to adapt: the given model, or one read from a folder, a GGUF file or the Hub.
 
-    dtype: of the weights read from a path; "auto" keeps the file's. check: may refuse the configuration; it is called
-    before any weight is read, where that can be done.
+    dtype: dtype of weights read from a path; "auto" keeps the file's. check: called with the configuration, before
+    weights are read where possible; may raise.
     """
     if isinstance(base, nn.Module):
         check_loaded(base, dtype)
@@ -50,8 +50,8 @@ def load_source(base: Base, dtype: str | torch.dtype = "auto", check: Check | No
     if path.is_dir():
         if not (path / "config.json").is_file():
             within = sorted(file.name for file in path.glob("*.gguf"))
-            hint = f"name the file itself, {str(path / within[0])!r}" if within else "give the folder of a whole model"
-            raise ValueError(f"The folder {str(base)!r} holds no config.json; {hint}.")
+            hint = f"give the GGUF file, {str(path / within[0])!r}" if within else "give the folder of a full model"
+            raise ValueError(f"The folder {str(base)!r} has no config.json; {hint}.")
     elif str(base).count("/") != 1 or str(base).startswith((".", "~", "/")):
         raise ValueError(f"There is no model at {str(base)!r}; give a folder with safetensors, or a GGUF file.")
     name = str(path) if path.is_dir() else str(base)
@@ -61,13 +61,13 @@ def load_source(base: Base, dtype: str | torch.dtype = "auto", check: Check | No
             check(config)
         model = read_whole(name, dtype=dtype)
     except (OSError, SafetensorError) as error:
-        raise ValueError(f"The model {str(base)!r} cannot be read ({first_line(error)}).") from error
+        raise ValueError(f"Cannot read the model {str(base)!r} ({first_line(error)}).") from error
     check_loaded(model, "auto")
     return model
 
 
 def read_whole(name: str, **options: Any) -> PreTrainedModel:
-    """AutoModelForCausalLM.from_pretrained, except that a weight missing from the files is an error."""
+    """AutoModelForCausalLM.from_pretrained that raises on missing weights."""
     model, info = AutoModelForCausalLM.from_pretrained(name, output_loading_info=True, **options)
     check_loading(sorted(info["missing_keys"]), sorted(info["unexpected_keys"]))
     return model
@@ -75,9 +75,7 @@ def read_whole(name: str, **options: Any) -> PreTrainedModel:
 
 def _load_gguf(path: Path, dtype: str | torch.dtype) -> PreTrainedModel:
     if path.suffix != ".gguf":
-        raise ValueError(
-            f"{str(path)!r} is a file, but not a GGUF file; give a GGUF file or the folder that holds a model."
-        )
+        raise ValueError(f"{str(path)!r} is not a GGUF file; give a GGUF file or a model folder.")
     require_gguf(path)
     from transformers import GgufConfig
 
@@ -89,16 +87,16 @@ def _load_gguf(path: Path, dtype: str | torch.dtype) -> PreTrainedModel:
             quantization_config=GgufConfig(dequantize=True),
         )
     except (OSError, ValueError, KeyError, struct.error) as error:
-        # a wrong or unknown file fails deep inside the reader, in several ways
-        raise ValueError(f"The GGUF file {str(path)!r} cannot be read ({first_line(error)}).") from error
-    # the weights are plain numbers now, which may be trained and saved
+        # invalid files fail deep inside the reader with various errors
+        raise ValueError(f"Cannot read the GGUF file {str(path)!r} ({first_line(error)}).") from error
+    # the weights are dequantized now and may be trained and saved
     model.config.__dict__.pop("quantization_config", None)
     check_loaded(model, "auto")
     return model
 
 
 def require_gguf(path: Path) -> None:
-    """Reading GGUF files takes the package gguf; an error where it is missing."""
+    """Raise ValueError if the package gguf is missing."""
     try:
         import gguf  # noqa: F401
     except ImportError:
@@ -108,23 +106,23 @@ def require_gguf(path: Path) -> None:
 
 
 def check_config(config: Any) -> EquitapeConfig:
-    """The configuration as an EquitapeConfig; an error for one that cannot be adapted."""
+    """The configuration as an EquitapeConfig; raises ValueError if it cannot be adapted."""
     method = getattr(config, "quantization_config", None)
     if method is not None:
         method = method if isinstance(method, dict) else method.to_dict()
         raise ValueError(
             f"The weights are quantized ({method.get('quant_method', 'unknown method')}) and cannot be trained; give "
-            f"the model before quantization, or a GGUF file, whose weights are unpacked."
+            f"the unquantized model, or a GGUF file, which is dequantized."
         )
     return translate_config(config)
 
 
 def check_loaded(model: Any, dtype: str | torch.dtype) -> None:
-    """Refuse a loaded model whose weights are not plain numbers in memory, or that has no language-modelling head."""
+    """Raise ValueError for a model with quantized or offloaded weights, or without a language-modelling head."""
     if not isinstance(model, PreTrainedModel):
         raise ValueError(
-            f"A {type(model).__name__} cannot be adapted; give a transformers model of the families "
-            f"{', '.join(FAMILIES)} (of a PeftModel: model.merge_and_unload())."
+            f"Cannot adapt a {type(model).__name__}; give a transformers model of the families "
+            f"{', '.join(FAMILIES)} (for a PeftModel: model.merge_and_unload())."
         )
     translate_config(model.config)
     if not isinstance(getattr(model, "lm_head", None), nn.Module):
@@ -140,10 +138,7 @@ def check_loaded(model: Any, dtype: str | torch.dtype) -> None:
                 f"bfloat16 or float32."
             )
         if dtype != "auto" and parameter.dtype != as_dtype(dtype):
-            raise ValueError(
-                f"The loaded model is in {parameter.dtype}, and adapting does not convert it to {dtype}; use "
-                f"model.to(...)."
-            )
+            raise ValueError(f"The loaded model is in {parameter.dtype}, but dtype is {dtype}; use model.to(...).")
     foreign = [
         name
         for name, module in model.named_modules()
@@ -152,13 +147,13 @@ def check_loaded(model: Any, dtype: str | torch.dtype) -> None:
     if foreign:
         kind = type(model.get_submodule(foreign[0])).__name__
         raise ValueError(
-            f"{foreign[0]!r} is a {kind}, not a plain linear layer: the model is quantized or carries an adapter. Load "
+            f"{foreign[0]!r} is a {kind}, not a plain linear layer: the model is quantized or has an adapter. Load "
             f"the weights in bfloat16 or float32, or merge the adapter first."
         )
 
 
 def as_dtype(dtype: str | torch.dtype) -> torch.dtype:
-    """A dtype by its name."""
+    """A torch dtype by name."""
     found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if found not in TRAINABLE_DTYPES:
         raise ValueError(f"Unknown dtype {str(dtype)!r}; use auto, float32, bfloat16 or float16.")
@@ -168,15 +163,15 @@ def as_dtype(dtype: str | torch.dtype) -> torch.dtype:
 def convert(
     source: PreTrainedModel, config: EquitapeConfig, seed: int = 0, model_class: type[Decoder] = EquitapeForCausalLM
 ) -> Decoder:
-    """An Equitape decoder with the source's own tensors, none copied; weights of the encoding that it lacks are new.
+    """An Equitape decoder that shares the source's tensors; missing weights of the encoding are new.
 
-    config: made by `translate_config`, possibly with another encoding. seed: of the new weights.
+    config: from `translate_config`, possibly with another encoding. seed: seed of the new weights.
     """
     implementation = source.config._attn_implementation
     assert isinstance(config.encoding, dict)
     if implementation not in ENCODINGS[config.encoding["kind"]].backends:
         implementation = "sdpa"
-    # neither memory nor random numbers for weights that the source brings
+    # allocate no memory and draw no random numbers for weights that the source has
     with torch.device("meta"), no_init_weights():
         model = model_class._from_config(config, attn_implementation=implementation)
     _place(model, dict(source.named_parameters(remove_duplicate=False)))
@@ -190,7 +185,7 @@ def convert(
 
 
 def _place(model: nn.Module, given: dict[str, nn.Parameter]) -> None:
-    """Put the given tensors where the model has parameters of their names."""
+    """Assign tensors to the parameters of the same names."""
     for prefix, module in model.named_modules():
         for leaf, parameter in module._parameters.items():
             tensor = given.get(f"{prefix}.{leaf}")
@@ -198,15 +193,15 @@ def _place(model: nn.Module, given: dict[str, nn.Parameter]) -> None:
                 continue
             if tensor.shape != parameter.shape:
                 raise ValueError(
-                    f"The weight '{prefix}.{leaf}' has shape {list(tensor.shape)}; its configuration asks for "
+                    f"The weight '{prefix}.{leaf}' has shape {list(tensor.shape)}; its configuration requires "
                     f"{list(parameter.shape)}."
                 )
-            # a parameter of its own, so that freezing it leaves the source as it was, on the same memory
+            # a new parameter on the same memory, so that freezing it does not affect the source
             module._parameters[leaf] = nn.Parameter(tensor.detach())
 
 
 def _make_missing(model: EquitapeForCausalLM, seed: int) -> None:
-    """Fill in what the source has not: made on the CPU in float32, so that it is the same on every device."""
+    """Initialize missing weights on the CPU in float32, for equal values on every device."""
     first = model.model.embed_tokens.weight
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -217,7 +212,7 @@ def _make_missing(model: EquitapeForCausalLM, seed: int) -> None:
             if not missing:
                 continue
             if "encoding" not in name.split("."):
-                raise ValueError(f"The source has no weight for {name!r}; are its files whole?")
+                raise ValueError(f"The source has no weight {name!r}; check that its files are complete.")
             for leaf in missing:
                 module._parameters[leaf] = nn.Parameter(torch.empty(getattr(module, leaf).shape))
             model._init_weights(module)
@@ -227,9 +222,9 @@ def _make_missing(model: EquitapeForCausalLM, seed: int) -> None:
 
 
 def fingerprint(source: nn.Module, config: EquitapeConfig) -> dict[str, Any]:
-    """What distinguishes bases: sizes and rotary positions, and a digest of values spread over every weight.
+    """The identity of a base: sizes, rotary positions, and a digest of values spread over all weights.
 
-    Values are rounded to bfloat16 first, so the same base has one fingerprint in float32 and in bfloat16.
+    Values are rounded to bfloat16 first, so a base has the same fingerprint in float32 and bfloat16.
     """
     tensors = {
         name: parameter
@@ -237,14 +232,14 @@ def fingerprint(source: nn.Module, config: EquitapeConfig) -> dict[str, Any]:
         if not (config.tie_word_embeddings and name == "lm_head.weight")
     }
     architecture = {name: getattr(config, name) for name in FINGERPRINTED_FIELDS}
-    # GGUF keeps it in float32
+    # GGUF stores it in float32
     architecture["rms_norm_eps"] = float(torch.tensor(config.rms_norm_eps, dtype=torch.float32))
     architecture["encoding"] = config.encoding
     return {"architecture": json.loads(json.dumps(architecture)), "weights": digest_of(tensors)}
 
 
 def digest_of(tensors: Mapping[str, Tensor]) -> str:
-    """Of names, shapes and values spread over every tensor, rounded to bfloat16."""
+    """Digest of names, shapes and values spread over all tensors, rounded to bfloat16."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
         flat = tensors[name].detach().reshape(-1)

@@ -1,4 +1,4 @@
-"""The training loss of a fine-tuning run as a plot."""
+"""The training-loss plot of a fine-tuning run."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,18 +10,18 @@ from .numbers import number
 from .style import Plot, SeriesStyle, series_styles
 
 SMOOTHED_SHARE, SMOOTHED_STEPS = 0.05, 5
-"""A point of the smooth line averages this share of the run, and at least this many steps."""
+"""The running mean averages this fraction of the run, and at least this many steps."""
 
 
 def write_loss(lines: Sequence[dict[str, Any]], path: Path, kind: str | None = None) -> None:
-    """Write the plot of a log as a PNG file; a run without a step has none. kind: the encoding, for its colour."""
+    """Write the plot of a log as a PNG file; nothing for a run without steps. kind: the encoding, for its colour."""
     plot = plot_loss(lines, kind)
     if plot is not None:
         write_bytes(path, plot.png)
 
 
 def plot_loss(lines: Sequence[dict[str, Any]], kind: str | None = None) -> Plot | None:
-    """Loss against tokens seen, every step and a running mean. lines: of log.jsonl, those without a loss ignored."""
+    """Loss against tokens seen: every step and a running mean. lines: of log.jsonl, skipping those without a loss."""
     steps = [line for line in lines if line.get("loss") is not None]
     if not steps:
         return None

@@ -1,4 +1,4 @@
-"""Rows of the benchmark as tables on a terminal and as a plot of time against length."""
+"""Benchmark results as terminal tables and as a plot of time against length."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -17,16 +17,16 @@ from .style import series_styles
 
 PEAK = "peak MiB"
 MARK = " !"
-"""Follows the figures of unsteady measurements."""
+"""Appended to the figures of unsteady measurements."""
 
 
 def print_table(rows: Sequence[Row], console: Console) -> None:
-    """A table per group of rows with RoPE's drift between its two turns, and a warning where times spread too much."""
+    """Print one table per group, with the drift between the two RoPE measurements and a warning if times vary much."""
     first = rows[0]
     how = "compiled" if first.compile else "not compiled"
     console.print(f"{first.shape}, {first.dtype}, {how}, {first.gpu}, torch {first.torch}", highlight=False)
     drift = drifts(rows)
-    # memory is measured on GPUs alone
+    # memory is measured on GPUs only
     hidden = () if any(row.peak_mib is not None for row in rows) else (PEAK,)
     names = [name for name in cells_of(first) if name not in hidden]
     for (workload, batch, length), group in itertools.groupby(rows, lambda row: row.group):
@@ -51,13 +51,13 @@ def print_table(rows: Sequence[Row], console: Console) -> None:
 
 
 def unsteady_warning(rows: Sequence[Row]) -> str:
-    """One sentence where measurements spread too much; empty where none does."""
+    """One sentence if measurements vary too much, else empty."""
     count = sum(row.unsteady for row in rows)
     if not count:
         return ""
     return (
-        f"This machine is unsteady: the times of {count} of {len(rows)} measurements (marked{MARK}) spread over more "
-        f"than {UNSTEADY:.0%} of their median; repeat them on an idle machine before you compare them."
+        f"This machine is unsteady: in {count} of {len(rows)} measurements (marked{MARK}), times spread over more than "
+        f"{UNSTEADY:.0%} of their median. Repeat them on an idle machine before comparing."
     )
 
 
@@ -76,7 +76,7 @@ def cells_of(row: Row) -> dict[str, str]:
 
 
 def write_plot(rows: Sequence[Row], path: Path) -> None:
-    """Write the plot in the format of the file's ending."""
+    """Write the plot in the format given by the file's extension."""
     with benchmark_figure(rows) as figure:
         figure.savefig(path, dpi=150)
 
@@ -115,12 +115,12 @@ def benchmark_figure(rows: Sequence[Row]) -> Iterator[Any]:
 
 
 def name_of(row: Row, several: bool) -> str:
-    """What a line is called: the encoding, with the batch size where there are several."""
+    """Label of a line: the encoding, plus the batch size if there are several."""
     return f"{row.encoding}, batch {row.batch}" if several else row.encoding
 
 
 def line_of(name: str, style: Any, rows: Sequence[Row]) -> Line:
-    """Medians with their percentiles as error bars."""
+    """Medians with percentiles as error bars."""
     medians = [row.ms_median or 0.0 for row in rows]
     return Line(
         label=name,

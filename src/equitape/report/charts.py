@@ -1,4 +1,4 @@
-"""The makers of plots: lines with spreads, and bars, in panels where there are several."""
+"""Plot makers: lines with spreads, and bars, in one or several panels."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -23,14 +23,14 @@ from .style import (
 MANY_DECADES = 1e4
 ROUND_STEPS = (1.0, 2.0, 5.0)
 MOST_TICKS = 10
-"""Distinct x values up to which each has a tick."""
+"""Maximum number of distinct x values that each get a tick."""
 WHOLE_TICKS = {"integer": True, "min_n_ticks": 1}
-"""Ticks of layers; asked for more of them, a single layer would get fractions around it."""
+"""Ticks of layers; more would give a single layer fractional ticks."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """One series, with a spread around it where `low` and `high` are given."""
+    """One series, with a spread around it if `low` and `high` are set."""
 
     label: str
     style: SeriesStyle
@@ -44,7 +44,7 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True)
 class Mark:
-    """A vertical line with a text above it."""
+    """A vertical line with a label above it."""
 
     x: float
     text: str
@@ -52,7 +52,7 @@ class Mark:
 
 @dataclass(frozen=True, kw_only=True)
 class LinePanel:
-    """Axes with lines. Scales are logarithmic where the values span much, unless `x_log` or `y_log` says otherwise."""
+    """Axes with lines. Scales are logarithmic if values span a wide range, unless `x_log` or `y_log` is set."""
 
     x_label: str
     y_label: str
@@ -64,7 +64,7 @@ class LinePanel:
     y_log_span: float = 10
     whole_x: bool = False
     zero: bool = False
-    """Keep zero in sight."""
+    """Include zero in the y axis."""
     label_lines: bool = True
 
 
@@ -78,7 +78,7 @@ def line_plot(
     columns: int = 3,
     size: tuple[float, float] = (7.5, 4.2),
 ) -> Plot:
-    """A plot of one or several panels of lines; size: of a panel, in inches."""
+    """A plot of one or several line panels; size: of a panel, in inches."""
     with line_figure(panels, columns=columns, size=size) as figure:
         return finish(figure, name, title, alt, caption)
 
@@ -87,7 +87,7 @@ def line_plot(
 def line_figure(
     panels: Sequence[LinePanel], *, columns: int = 3, size: tuple[float, float] = (7.5, 4.2)
 ) -> Iterator[Any]:
-    """A matplotlib figure of panels of lines; size: of a panel, in inches."""
+    """A matplotlib figure of line panels; size: of a panel, in inches."""
     columns = max(min(columns, len(panels)), 1)
     rows = max(math.ceil(len(panels) / columns), 1)
     with figure_of(size[0] * columns, size[1] * rows) as figure:
@@ -95,14 +95,14 @@ def line_figure(
         for index, panel in enumerate(panels):
             axes = figure.add_subplot(rows, columns, index + 1)
             drawn.append((axes, draw_panel(axes, panel)))
-        # names are placed once all panels have their size
+        # place labels once all panels have their size
         for axes, labels in drawn:
             label_ends(axes, labels)
         yield figure
 
 
 def draw_panel(axes: Any, panel: LinePanel) -> list[EndLabel]:
-    """Draw the lines of a panel; returns the names to be written at their ends."""
+    """Draw the lines of a panel; returns the labels to place at their ends."""
     labels = []
     for index, line in enumerate(panel.lines):
         draw_line(axes, line, index, 0.15 if len(panel.lines) <= 4 else 0.09)
@@ -131,7 +131,7 @@ def draw_panel(axes: Any, panel: LinePanel) -> list[EndLabel]:
         if len(xs) == 1 and axes.get_xscale() == "log":
             axes.set_xlim(xs[0] / 2, xs[0] * 2)
     if panel.zero:
-        # with zero in sight, a line that hardly changes does not lie on the frame
+        # including zero keeps a nearly constant line off the frame
         axes.update_datalim([(xs[0], 0.0)])
         axes.autoscale_view(scalex=False)
     draw_marks(axes, [mark for mark in panel.marks if xs and xs[0] <= mark.x <= xs[-1]])
@@ -143,7 +143,7 @@ def draw_panel(axes: Any, panel: LinePanel) -> list[EndLabel]:
 
 
 def draw_line(axes: Any, line: Line, index: int, opacity: float = 0.15) -> None:
-    """A line with its band or its error bars; long lines have a few markers, at other places for every line."""
+    """A line with its band or error bars. Long lines have few markers, at different places per line."""
     every = max(1, len(line.x) // 8)
     start = index % len(MARKERS) * every // len(MARKERS)
     axes.plot(list(line.x), list(line.y), markevery=(start, every), label=line.label, **line.style.of_line())
@@ -164,12 +164,12 @@ def draw_line(axes: Any, line: Line, index: int, opacity: float = 0.15) -> None:
 
 
 def draw_marks(axes: Any, marks: Sequence[Mark]) -> None:
-    """Dotted vertical lines, each with its text in a row above the axes."""
+    """Dotted vertical lines, each with its label in a row above the axes."""
     for row, mark in enumerate(sorted(marks, key=lambda mark: mark.x)):
         axes.axvline(mark.x, color=INK, linewidth=1, linestyle=(0, (1, 3)), zorder=0)
         axes.text(
             mark.x,
-            # one row each: neighbouring lines are closer than their texts are wide
+            # one row per label: neighbouring lines are closer than their labels are wide
             1.01 + 0.045 * row,
             mark.text,
             transform=axes.get_xaxis_transform(),
@@ -180,15 +180,15 @@ def draw_marks(axes: Any, marks: Sequence[Mark]) -> None:
 
 
 def spans(values: Sequence[float], times: float) -> bool:
-    """Whether positive values reach over so much that a logarithmic axis shows them better."""
+    """Whether positive values span enough for a logarithmic axis."""
     known = [value for value in values if math.isfinite(value)]
     return len(known) > 1 and min(known) > 0 and max(known) >= times * min(known)
 
 
 def make_logarithmic(axes: Any, values: Sequence[float]) -> None:
-    """A logarithmic y axis with plain numbers at 1, 2 and 5, or at powers of ten where there are many.
+    """A logarithmic y axis with plain numbers at 1, 2 and 5, or at powers of ten if there are many.
 
-    Limits are the round numbers around all values, so that however close these are, at least two ticks show.
+    Limits are the round numbers around all values, so that at least two ticks show.
     """
     from matplotlib.ticker import LogLocator, NullFormatter
 
@@ -203,14 +203,14 @@ def make_logarithmic(axes: Any, values: Sequence[float]) -> None:
 
 
 def round_limits(values: Sequence[float]) -> tuple[float, float]:
-    """The nearest of 1, 2, 5, 10, 20 and so on below and above all values."""
+    """The nearest of 1, 2, 5, 10, 20, ... below and above all values."""
     powers = range(math.floor(math.log10(min(values))) - 1, math.ceil(math.log10(max(values))) + 2)
     steps = [step * 10.0**power for power in powers for step in ROUND_STEPS]
     return max(step for step in steps if step < min(values)), min(step for step in steps if step > max(values))
 
 
 def log_bins(x: Sequence[float], count: int = 24) -> list[list[int]]:
-    """Indices of increasing positive places in bins of equal width in the logarithm; empty bins are left out."""
+    """Indices of increasing positive positions in logarithmic bins of equal width; empty bins are dropped."""
     places = np.log(np.asarray(x, dtype=np.float64))
     edges = np.linspace(places[0], places[-1], count + 1)[1:-1]
     bins: dict[int, list[int]] = {}
@@ -221,7 +221,7 @@ def log_bins(x: Sequence[float], count: int = 24) -> list[list[int]]:
 
 @dataclass(frozen=True, kw_only=True)
 class BarSeries:
-    """The bars of one model by row; rows it lacks are left out."""
+    """The bars of one model by row; missing rows are skipped."""
 
     label: str
     style: SeriesStyle
@@ -242,7 +242,7 @@ def bar_plot(
     alt: str,
     caption: str = "",
 ) -> Plot:
-    """A bar per series in every row, its value written after it. most: what a value can be at most, if known."""
+    """One bar per series in every row, with its value after it. most: the maximum possible value, if known."""
     thick = 0.8 / len(series)
     with figure_of(7.5, 1.0 + len(rows) * (0.2 + 0.2 * len(series))) as figure:
         axes = figure.add_subplot()
@@ -269,7 +269,7 @@ def bar_plot(
         axes.set_yticks(range(len(rows)), rows, fontsize="small")
         axes.invert_yaxis()
         reached = [value for one in series for value in one.values.values()]
-        # small values keep their own scale: on one up to the most they could not be told apart
+        # small values keep their own scale: on the full scale they would look equal
         if most is not None and most / 3 < max(reached, default=0.0) <= most:
             axes.set_xlim(0, most)
         axes.set(xlabel=value_label, ylabel=row_label)
@@ -281,5 +281,5 @@ def bar_plot(
 
 
 def bar_text(series: BarSeries, row: str) -> str:
-    """The value of a bar, with the number of examples where that is known."""
+    """The value of a bar, with the number of examples if known."""
     return number(series.values[row]) + (f" ({series.counts[row]})" if series.counts else "")

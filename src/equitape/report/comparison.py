@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from ..registry import counted
 from ..runs.files import write_text
 from ..runs.results import MISSING as NOT_RUN
 from ..runs.results import Comparison
@@ -16,13 +17,13 @@ from .summary import BEST_RULE, PARTS, Spread, Summary, summarise
 from .tables import Table
 
 PLOTS = "plots"
-RECIPE = "The exact recipe with every default"
+RECIPE = "The full recipe, defaults included"
 
 
 def write_report(results: Comparison | dict[str, Any], out_dir: Path) -> None:
-    """Write report.html (self-contained), report.md and the pictures it shows into `out_dir`.
+    """Write report.html (self-contained), report.md and its pictures to `out_dir`.
 
-    results: a comparison, or what its results.json holds.
+    results: a comparison, or the content of its results.json.
     """
     comparison = Comparison.from_dict(results) if isinstance(results, dict) else results
     summary = summarise(comparison)
@@ -32,9 +33,9 @@ def write_report(results: Comparison | dict[str, Any], out_dir: Path) -> None:
 def write_comparison(
     summary: Summary, out_dir: Path, recipes: list[tuple[str, str]], remarks: list[str]
 ) -> list[Table]:
-    """Write the pages of a comparison; returns its tables of figures.
+    """Write the pages of a comparison; returns its tables.
 
-    recipes: (heading, YAML) of those it comes from. remarks: sentences that follow the findings.
+    recipes: (heading, YAML) of its sources. remarks: sentences to show after the findings.
     """
     results = summary.results
     plots, tables = all_plots(summary), quality_tables(summary)
@@ -47,7 +48,7 @@ def write_comparison(
         "headline_table": tables[0],
         "tables": tables[1:],
         "rules": BEST_RULE,
-        # what was scored comes right after the headline, how training went after all tables
+        # scores follow the headline; training plots come after all tables
         "plots": [plot for plot in plots if plot.name != LOSS],
         "late_plots": [plot for plot in plots if plot.name == LOSS],
         "runs": runs_table(summary),
@@ -61,19 +62,19 @@ def write_comparison(
 
 
 def task_idea(results: Comparison) -> str:
-    """The task in one line, with the evaluated lengths that its options name."""
+    """The task in one line, with the evaluated lengths from its options."""
     idea = results.task.idea
     factors = (results.recipe.get("task") or {}).get("factors")
     if not factors:
         return idea
     times = [str(factor) for factor in sorted(set(factors))]
     listed = times[0] if len(times) == 1 else f"{', '.join(times[:-1])} and {times[-1]}"
-    # the task's own words are the same for all options
+    # the task's description is the same for all options
     return re.sub(r", scored at .*$", "", idea) + f", scored at {listed} times the trained length"
 
 
 def quality_tables(summary: Summary) -> list[Table]:
-    """The headline with its cost, all metrics in and out of distribution, differences by seed, published numbers."""
+    """The headline with its cost, all metrics in and out of distribution, paired differences, published numbers."""
     tables = [headline_table(summary)]
     for part in PARTS:
         # the headline is in the first table
@@ -85,7 +86,7 @@ def quality_tables(summary: Summary) -> list[Table]:
 
 
 def findings(summary: Summary) -> list[str]:
-    """What the figures show, in sentences."""
+    """The findings as sentences."""
     name = summary.headline
     spreads = {group.label: spread for group in summary.groups if (spread := group.metric(name)) is not None}
     warning = summary.results.task.warning
@@ -97,46 +98,46 @@ def findings(summary: Summary) -> list[str]:
             leader(summary, first[0], spreads) if len(first) == 1 else tie(summary, first, best, len(spreads))
         )
     else:
-        sentences.append("No run is finished, so there is nothing to compare yet.")
+        sentences.append("No run is finished yet, so there is nothing to compare.")
     fewest, most = min(summary.seed_counts), max(summary.seed_counts)
-    each = f"{most} seed{'s' if most > 1 else ''} each" if fewest == most else f"{fewest} to {most} seeds"
+    each = f"{counted(most, 'seed')} each" if fewest == most else f"{fewest} to {most} seeds"
     count = len(summary.groups)
-    sentences.append(f"{count} encoding{'s' if count > 1 else ''}, {each}: {', '.join(map(str, summary.seeds))}.")
+    sentences.append(f"{counted(count, 'encoding')}, {each}: {', '.join(map(str, summary.seeds))}.")
     for run in summary.unfinished:
         if run.status != NOT_RUN:
             sentences.append(f"{run.label}, seed {run.seed}: {run.status}. {run.note}".strip())
     missing = sum(run.status == NOT_RUN for run in summary.unfinished)
     if missing:
-        sentences.append(f"{missing} of {sum(summary.seed_counts)} runs have not been made yet.")
+        sentences.append(f"Not started yet: {missing} of {counted(sum(summary.seed_counts), 'run')}.")
     return sentences
 
 
 def headline_value(summary: Summary, value: float) -> str:
-    """The headline's name and a value of it with its unit."""
+    """The headline metric and a value with its unit."""
     unit = summary.unit(summary.headline)
     return f"{readable(summary.headline)} {with_unit(value, unit)} {unit}".strip()
 
 
 def tie(summary: Summary, first: list[str], best: float, count: int) -> str:
-    """Several encodings have the same best mean, such as zero in a task that none of them solves."""
+    """Several encodings have the same best mean, for example zero in a task that none solves."""
     value = headline_value(summary, best)
     if len(first) == count:
-        return f"All {count} encodings have {value}, so the result does not tell them apart."
-    return f"{', '.join(first[:-1])} and {first[-1]} share the first place with {value}; none is marked best."
+        return f"All {count} encodings have {value}, so the result does not distinguish them."
+    return f"{', '.join(first[:-1])} and {first[-1]} share first place with {value}; none is marked best."
 
 
 def leader(summary: Summary, first: str, spreads: dict[str, Spread]) -> str:
-    """How far the encoding with the best mean is ahead of the others."""
+    """The lead of the encoding with the best mean."""
     found, better = spreads[first], bool(summary.higher_is_better(summary.headline))
     value = headline_value(summary, found.mean)
     if summary.best(summary.headline) is not None:
         return f"{first} leads with {value}, by more than the spread over seeds."
     if found.count == 1:
-        return f"{first} comes first with {value}, from a single seed: its spread is unknown, so none is marked best."
+        return f"{first} comes first with {value}, from a single seed. Its spread is unknown, so none is marked best."
     others = {label: spread for label, spread in spreads.items() if label != first}
     alone = [label for label, spread in others.items() if spread.count == 1]
     if not all(found.leads(other, better) for label, other in others.items() if label not in alone):
-        return f"{first} comes first with {value}, but within the spread over seeds: none is marked best."
+        return f"{first} comes first with {value}, but within the spread over seeds; none is marked best."
     ahead = f"{first} comes first with {value}" + (
         ", by more than the spread over seeds" if len(others) > len(alone) else ""
     )
@@ -154,7 +155,7 @@ def environment_rows(environment: dict[str, Any], summary: Summary) -> list[tupl
 
 
 def recipe_text(recipe: dict[str, Any]) -> str:
-    """The resolved recipe as YAML, which runs the same comparison again."""
+    """The resolved recipe as YAML, which reproduces the comparison."""
     import yaml
 
     # tuples become lists, as in results.json

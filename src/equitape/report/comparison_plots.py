@@ -1,4 +1,4 @@
-"""The plots of a comparison: training loss, every curve and every heat map that its runs have."""
+"""The plots of a comparison: training loss, all curves and all heat maps."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..registry import counted
 from ..runs.results import Curve, Evaluation, HeatMap
 from .charts import Line, LinePanel, Mark, line_plot, log_bins, spans
 from .heat_maps import MapPanel, MapStyle, heat_maps
@@ -16,17 +17,17 @@ from .style import Plot, SeriesStyle, file_name, series_styles
 from .summary import Group, Spread, Summary, curve_spreads, mean_grid
 
 LOSS = "training-loss"
-"""The name of the plot of training."""
+"""File name of the training-loss plot."""
 MOST_LOSS_POINTS = 200
 MOST_PLACES = 32
-"""Points of a curve over token positions beyond which they are put into bins."""
+"""Curves over token positions with more points than this are binned."""
 SHARES = ("match", "accuracy", "error")
-BAND = "Lines are means over seeds; a band spans the lowest to the highest seed."
+BAND = "Lines are means over seeds; bands span the lowest to the highest seed."
 BINS = "Positions are averaged in bins of equal width on the logarithmic axis."
 
 
 def all_plots(summary: Summary) -> list[Plot]:
-    """Loss, then every curve, then every heat map that any run has."""
+    """Loss, then all curves, then all heat maps."""
     loss = plot_loss(summary)
     plots = [] if loss is None else [loss]
     plots += [plot_curve(summary, title) for title in titles(summary, lambda evaluation: evaluation.curves)]
@@ -35,12 +36,12 @@ def all_plots(summary: Summary) -> list[Plot]:
 
 
 def styles_of(summary: Summary) -> dict[str, SeriesStyle]:
-    """The style of every label of a comparison."""
+    """The style of every label."""
     return series_styles({group.label: group.kind for group in summary.groups})
 
 
 def titles(summary: Summary, drawn: Callable[[Evaluation], list[Any]]) -> list[str]:
-    """Titles of the curves or heat maps that runs have, in the order of first appearance."""
+    """Titles of the runs' curves or heat maps, in order of first appearance."""
     found = (
         entry.title
         for group in summary.groups
@@ -52,21 +53,21 @@ def titles(summary: Summary, drawn: Callable[[Evaluation], list[Any]]) -> list[s
 
 
 def curves_of(group: Group, title: str) -> list[Curve]:
-    """The curves of one title, one per seed."""
+    """The curves with one title, one per seed."""
     return [
         curve for run in group.finished if run.evaluation for curve in run.evaluation.curves if curve.title == title
     ]
 
 
 def maps_of(group: Group, title: str) -> list[HeatMap]:
-    """The heat maps of one title, one per seed."""
+    """The heat maps with one title, one per seed."""
     return [
         entry for run in group.finished if run.evaluation for entry in run.evaluation.heat_maps if entry.title == title
     ]
 
 
 def spread_line(label: str, style: SeriesStyle, points: Sequence[tuple[float, Spread]]) -> Line:
-    """A line through means, with a band from the lowest to the highest seed where there are several."""
+    """A line through means, with a band from the lowest to the highest seed if there are several."""
     several = any(spread.count > 1 for _, spread in points)
     return Line(
         label=label,
@@ -79,14 +80,14 @@ def spread_line(label: str, style: SeriesStyle, points: Sequence[tuple[float, Sp
 
 
 def band_caption(lines: Sequence[Line]) -> str:
-    """What bands mean, where there are any."""
+    """The meaning of bands, if there are any."""
     return BAND if any(line.low is not None for line in lines) else ""
 
 
 def loss_points(group: Group) -> list[tuple[float, Spread]]:
-    """(step, losses over seeds), thinned to MOST_LOSS_POINTS by means over neighbouring steps."""
+    """(step, losses over seeds), thinned to MOST_LOSS_POINTS by averaging neighbouring steps."""
     steps: dict[float, list[float]] = {}
-    # failed runs are shown up to the step where they failed
+    # failed runs are shown up to their last step
     for run in group.runs:
         known = [(step, loss) for step, loss in run.log if loss is not None and math.isfinite(loss)]
         width = math.ceil(len(known) / MOST_LOSS_POINTS) or 1
@@ -118,7 +119,7 @@ def plot_loss(summary: Summary) -> Plot | None:
 
 
 def plot_curve(summary: Summary, title: str) -> Plot:
-    """A score against one property, for example perplexity against length."""
+    """A score against one property, such as perplexity against length."""
     styles = styles_of(summary)
     first = next(curve for group in summary.groups for curve in curves_of(group, title))
     lines, described, binned = [], [], False
@@ -154,18 +155,18 @@ def plot_curve(summary: Summary, title: str) -> Plot:
 
 
 def is_share(values: Sequence[float | None], label: str) -> bool:
-    """Whether these are shares from 0 to 1 of a score that tables show in per cent."""
+    """Whether these are fractions of a score that tables show in per cent."""
     known = [value for value in values if value is not None]
     return any(word in label for word in SHARES) and all(0 <= value <= 1 for value in known)
 
 
 def is_by_position(curve: Curve) -> bool:
-    """Whether a curve has a point for many token positions, whose loss is noisy far from the start."""
+    """Whether a curve has a point per token position; its loss is noisy far from the start."""
     return "tokens" in curve.x_label and len(curve.x) > MOST_PLACES and spans(curve.x, 8)
 
 
 def in_log_bins(curve: Curve) -> Curve:
-    """A curve averaged in bins of equal width in the logarithm of its places."""
+    """A curve averaged in logarithmic bins of equal width."""
     places: list[float] = []
     values: list[float] = []
     for part in log_bins(curve.x):
@@ -176,7 +177,7 @@ def in_log_bins(curve: Curve) -> Curve:
 
 
 def plot_heat_maps(summary: Summary, title: str) -> Plot:
-    """A panel per encoding, the mean over seeds, all on one scale."""
+    """One panel per encoding with the mean over seeds, all on one scale."""
     panels, described, framed, first = [], [], False, None
     cells = [
         cell for group in summary.groups for entry in maps_of(group, title) for row in entry.values for cell in row
@@ -194,7 +195,7 @@ def plot_heat_maps(summary: Summary, title: str) -> Plot:
         mean = float(known.mean()) if known.size else math.nan
         frame = trained_corner(summary, same[0])
         framed = framed or frame is not None
-        seeds = f"{len(same)} seed{'s' if len(same) > 1 else ''}"
+        seeds = f"{counted(len(same), 'seed')}"
         panels.append(
             MapPanel(
                 title=f"{group.label}\nmean {with_unit(mean, unit)}, {seeds}",
@@ -213,7 +214,7 @@ def plot_heat_maps(summary: Summary, title: str) -> Plot:
         upwards=True,
         value_label=f"{title}, %" if share else title,
     )
-    framed_note = "The frame holds what was trained on." if framed else ""
+    framed_note = "The frame marks the trained range." if framed else ""
     return heat_maps(
         file_name("map", title),
         title,
@@ -229,7 +230,7 @@ def plot_heat_maps(summary: Summary, title: str) -> Plot:
 
 
 def trained_corner(summary: Summary, entry: HeatMap) -> tuple[int, int] | None:
-    """(rows, columns) of a heat map that training covered; None where that is unknown."""
+    """(rows, columns) of a heat map covered by training; None if unknown."""
     rows, columns = summary.trained_up_to(entry.row_label), summary.trained_up_to(entry.column_label)
     if rows is None or columns is None:
         return None

@@ -9,7 +9,7 @@ from .tables import Cell, Table
 
 
 def spread_cell(spread: Spread | None, unit: str = "", best: bool = False) -> Cell:
-    """Mean ± standard deviation, with the range below it, all with the decimals of the mean."""
+    """Mean ± standard deviation, with the range below it, all with as many decimals as the mean."""
     if spread is None:
         return Cell(text=MISSING)
     if spread.deviation is None:
@@ -26,13 +26,13 @@ def plain_cell(spread: Spread | None, show: Callable[[float], str] = number) -> 
 
 
 def durations(column: Sequence[float | None]) -> list[Cell]:
-    """A column of durations in one unit, so that they are easy to compare."""
+    """A column of durations in one unit."""
     shortest = min((seconds for seconds in column if seconds is not None), default=None)
     return [Cell(text=MISSING if seconds is None else duration(seconds, shortest)) for seconds in column]
 
 
 def name_cell(group: Group) -> Cell:
-    """The encoding, with the number of its failed and missing runs below it."""
+    """The encoding, with counts of its failed and missing runs below it."""
     missing = sum(run.status == NOT_RUN for run in group.unfinished)
     counts = {"failed": len(group.unfinished) - missing, "missing": missing}
     lacking = [f"{count} of {len(group.runs)} runs {what}" for what, count in counts.items() if count]
@@ -67,15 +67,15 @@ def metric_table(summary: Summary, title: str, names: list[str]) -> Table:
 
 
 def paired_table(summary: Summary, names: list[str]) -> Table | None:
-    """Differences to the first encoding, seed by seed; None unless two have at least two seeds in common."""
+    """Seed-paired differences to the first encoding; None unless two encodings share at least two seeds."""
     first, *others = summary.groups
     differences = {other.label: [other.minus(first, name) for name in names] for other in others}
     if not any(spread and spread.count > 1 for row in differences.values() for spread in row):
         return None
     encodings = summary.results.recipe.get("encodings") or []
     started = any(isinstance(encoding, dict) and "start" in encoding for encoding in encodings)
-    weights = "" if started else " began with the same weights, where both have them, and"
-    shared = f", which{weights} saw the same data in the same order, so what the runs of a seed share cancels."
+    weights = "" if started else " started from the same shared weights and"
+    shared = f", which{weights} saw the same data in the same order, so what runs of one seed share cancels out."
     return Table(
         title=f'Compared with "{first.label}", paired by seed',
         columns=["encoding", *(metric_title(summary, name) for name in names)],
@@ -83,13 +83,14 @@ def paired_table(summary: Summary, names: list[str]) -> Table | None:
         notes=[
             f'Mean differences to "{first.label}". Each run is compared with the run of the same seed'
             f"{shared if summary.alike else '; the runs were trained differently.'}",
-            "Intervals are 95 % intervals of the mean difference (Student's t over seeds); bold where 0 lies outside.",
+            "Intervals are 95 % confidence intervals of the mean difference (Student's t over seeds); bold if they "
+            "exclude 0.",
         ],
     )
 
 
 def difference_cell(spread: Spread | None) -> Cell:
-    """The mean difference with its sign, its 95 % interval below it, with two digits of the deviation."""
+    """The signed mean difference with its 95 % interval below it, with two digits of the deviation."""
     if spread is None:
         return Cell(text=MISSING)
     if spread.interval is None:
@@ -102,7 +103,7 @@ def difference_cell(spread: Spread | None) -> Cell:
 
 
 def headline_table(summary: Summary) -> Table:
-    """The headline metric and what training cost."""
+    """The headline metric and the cost of training."""
     name = summary.headline
     best = summary.best(name)
     seconds = [group.spread("seconds") for group in summary.groups]
@@ -138,18 +139,18 @@ def headline_table(summary: Summary) -> Table:
 
 def cost_note(summary: Summary) -> str:
     """How cost was measured."""
-    note = "Time, speed and memory are means over seeds and cover training alone"
+    note = "Time, speed and memory are means over seeds and cover training only"
     shared = max(
         ((run.environment or {}).get("side_by_side", 1) for group in summary.groups for run in group.finished),
         default=1,
     )
     if shared == 1:
         return f"{note}."
-    return f"{note}. Up to {shared} runs shared the machine, so each was slower than it would be alone."
+    return f"{note}. Up to {shared} runs shared the machine, so each was slower than it would be on its own."
 
 
 def runs_table(summary: Summary) -> Table:
-    """Every run, with the reason where one failed."""
+    """Every run, with the reason of failures."""
     rows = []
     times = iter(durations([run.seconds for group in summary.groups for run in group.runs]))
     for group in summary.groups:
@@ -179,30 +180,30 @@ def runs_table(summary: Summary) -> Table:
 
 
 def claims_table(summary: Summary) -> Table | None:
-    """Published numbers next to ours; None where the recipe names none.
+    """Published numbers next to ours; None if the recipe has none.
 
-    Claims about a metric that the task does not compute have their own column, next to our headline.
+    Claims about a metric that the task does not compute get their own column, next to our headline.
     """
     claims: dict[str, dict[str, float]] = summary.results.claims
     metrics = list(dict.fromkeys(metric for values in claims.values() for metric in values))
     if not metrics:
         return None
     known = summary.names
-    # until a run is finished it is unknown what the task computes
+    # which metrics the task computes is unknown until a run is finished
     foreign = [metric for metric in metrics if known and metric not in known]
     ours = [metric for metric in metrics if metric not in foreign]
     columns = [f"{readable(metric)}, {whose}" for metric in ours for whose in ("ours", "claimed")]
     columns += [f"{readable(metric)}, claimed{direction(summary, metric)}" for metric in foreign]
     source = summary.results.claims_source or "the recipe names no source"
-    notes = [f"Claimed: {source}. These are claims, not measurements of ours; sizes and budgets may differ."]
+    notes = [f"Claimed: {source}. Claims were not measured here; model sizes and budgets may differ."]
     beside = bool(foreign) and not ours
     if foreign:
         names = " and ".join(map(readable, foreign))
         notes.append(f"Not measured here: {names}.")
     if beside:
-        columns.append(f"{readable(summary.headline)}, ours, another measure{direction(summary, summary.headline)}")
+        columns.append(f"{readable(summary.headline)}, ours, a different metric{direction(summary, summary.headline)}")
         notes.append(
-            f"Our {readable(summary.headline)} is another measure: only the order of the encodings may be compared."
+            f"Our {readable(summary.headline)} is a different metric: compare only the order of the encodings."
         )
     groups = {group.label: group for group in summary.groups}
     rows = []

@@ -1,4 +1,4 @@
-"""The report of an evaluation: a page, the same in Markdown, and plots, with other models next to it where named."""
+"""The report of an evaluation: an HTML page, Markdown and plots, optionally with other models side by side."""
 
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ PAGE, MARKDOWN = "report.html", "report.md"
 def report_folder(folder: Path | str, beside: dict[str, Path] | None = None) -> None:
     """Write the pages and plots of an evaluation from its report.json.
 
-    beside: folders of the same evaluation of other models, by the names to show.
+    beside: folders of the same evaluation of other models, by display name.
     """
     report = EvaluationReport.read(Path(folder) / REPORT)
     others = {name: read_other(other, report.to_dict()) for name, other in (beside or {}).items()}
@@ -29,9 +29,9 @@ def report_folder(folder: Path | str, beside: dict[str, Path] | None = None) -> 
 
 
 def write_evaluation(report: EvaluationReport, others: Reports, out: Path) -> None:
-    """Write report.html (self-contained), report.md and a PNG for every grid, curve and set of bars into `out`.
+    """Write report.html (self-contained), report.md and a PNG per grid, curve and bar chart to `out`.
 
-    others: the reports of other models by name, of the same evaluation.
+    others: reports of the same evaluation of other models, by name.
     """
     reports = {report.model["name"]: report, **others}
     if len(reports) <= len(others):
@@ -52,7 +52,7 @@ def write_evaluation(report: EvaluationReport, others: Reports, out: Path) -> No
 
 
 def notes_of(reports: Reports) -> list[str]:
-    """What a reader must know, each note once, with the names of its models unless it is of all of them."""
+    """Each note once, prefixed by its models unless it holds for all."""
     whose: dict[str, list[str]] = {}
     for name, report in reports.items():
         for note in report.notes:
@@ -62,13 +62,13 @@ def notes_of(reports: Reports) -> list[str]:
 
 
 def contexts_note(reports: Reports) -> list[str]:
-    """A warning where models have different contexts, so that some figures are of different lengths."""
+    """A warning if models have different contexts, since some figures are then at different lengths."""
     contexts = {name: report.model["context"] for name, report in reports.items()}
     if len(set(contexts.values())) == 1:
         return []
     listed = ", ".join(f"{name} {'unknown' if size is None else f'{size:,}'}" for name, size in contexts.items())
     return [
-        f"Contexts differ ({listed}). Compare models by rows of one length; rows without one use each model's context."
+        f"Contexts differ ({listed}). Compare rows with an explicit length; other rows use each model's own context."
     ]
 
 
@@ -100,7 +100,7 @@ def figures_table(reports: Reports) -> Table:
 
 
 def short_table(reports: Reports) -> Table:
-    """Quality at short lengths, which a longer context must not cost, and its change from each of the other models."""
+    """Quality at short lengths, which context extension must preserve, and its change from each other model."""
     first = next(iter(reports.values()))
     others = list(reports)[1:]
     rows = []
@@ -136,7 +136,7 @@ def facts_of(report: EvaluationReport) -> list[tuple[str, str]]:
 
 
 def print_report(report: dict[str, Any], folder: Path, console: Console) -> None:
-    """The figures on a terminal. report: the content of report.json."""
+    """Print the figures. report: the content of report.json."""
     table = terminal.Table(
         "", terminal.Column(justify="right"), title=escape(f"{report['task']}: {report['model']['name']}")
     )

@@ -1,4 +1,4 @@
-"""The plots of an evaluation: heat maps, curves and bars, all models in each."""
+"""The plots of an evaluation: heat maps, curves and bars, each with all models."""
 
 import math
 from collections.abc import Sequence
@@ -14,15 +14,15 @@ from .numbers import PERCENT, number, with_unit
 from .style import Plot, SeriesStyle, file_name, series_styles
 
 Reports = dict[str, EvaluationReport]
-"""By the name of the model."""
+"""Reports by model name."""
 MOST_ROWS = 60
-"""Rows of bars in a picture; more cannot be read."""
+"""Maximum rows of a bar chart."""
 MOST_NAMES = 2
-"""Models named at a line where their context ends; more are counted."""
+"""Maximum models named at a line where their context ends; more are counted."""
 
 
 def evaluation_plots(reports: Reports) -> list[Plot]:
-    """A plot for every grid, curve and set of bars of the first report, with all models in it."""
+    """One plot per grid, curve and bar chart of the first report, with all models."""
     first = next(iter(reports.values()))
     plots = [plot_grids(reports, grid.title) for grid in first.grids]
     plots += [plot_curves(reports, curve.title) for curve in first.curves]
@@ -30,7 +30,7 @@ def evaluation_plots(reports: Reports) -> list[Plot]:
 
 
 def styles_of(reports: Reports) -> dict[str, SeriesStyle]:
-    """The style of every model, by its encoding where that is known."""
+    """The style of every model, by its encoding if known."""
     return series_styles({name: (report.model.get("encoding") or {}).get("kind") for name, report in reports.items()})
 
 
@@ -38,13 +38,13 @@ Titled = TypeVar("Titled", HeatMap, Curve, Bars)
 
 
 def entries(found: dict[str, list[Titled]], title: str) -> dict[str, Titled]:
-    """The entry with a title, of every model that has it."""
+    """The entry with this title of every model that has it."""
     kept = {name: next((entry for entry in given if entry.title == title), None) for name, given in found.items()}
     return {name: entry for name, entry in kept.items() if entry is not None}
 
 
 def plot_grids(reports: Reports, title: str) -> Plot:
-    """A panel per model, in per cent; grey where nothing was measured."""
+    """One panel per model, in per cent; grey if not measured."""
     grids = entries({name: report.grids for name, report in reports.items()}, title)
     first = next(iter(grids.values()))
     panels, described = [], []
@@ -87,7 +87,7 @@ def plot_grids(reports: Reports, title: str) -> Plot:
 
 
 def plot_curves(reports: Reports, title: str) -> Plot:
-    """A line per model, with the ends of contexts marked."""
+    """One line per model, with the ends of contexts marked."""
     curves = entries({name: report.curves for name, report in reports.items()}, title)
     styles = styles_of(reports)
     first = next(iter(curves.values()))
@@ -119,7 +119,7 @@ def plot_curves(reports: Reports, title: str) -> Plot:
 
 
 def context_marks(contexts: dict[str, int | None], lines: list[Line]) -> tuple[list[Mark], str]:
-    """A mark where contexts end, with whose they are where models differ; and the latter as a sentence."""
+    """Marks at the ends of contexts, with model names if they differ; and the same as a sentence."""
     xs = [x for line in lines for x in line.x]
     low, high = (min(xs), max(xs)) if xs else (1, 0)
     inside = {name: length for name, length in contexts.items() if length is not None and low <= length <= high}
@@ -135,7 +135,7 @@ def context_marks(contexts: dict[str, int | None], lines: list[Line]) -> tuple[l
 
 
 def plot_bars(reports: Reports, title: str) -> Plot:
-    """A bar per model in every row."""
+    """One bar per model in every row."""
     bars = entries({name: report.bars for name, report in reports.items()}, title)
     styles = styles_of(reports)
     first = next(iter(bars.values()))
@@ -155,7 +155,7 @@ def plot_bars(reports: Reports, title: str) -> Plot:
         f"{one.label}: {', '.join(f'{row} {bar_text(one, row)}' for row in rows if row in one.values)}"
         for one in series
     )
-    left_out = f" The first {len(rows)} of {len(every)} rows." if len(rows) < len(every) else ""
+    left_out = f" Shows the first {len(rows)} of {len(every)} rows." if len(rows) < len(every) else ""
     return bar_plot(
         file_name("bars", title),
         title,
@@ -170,7 +170,7 @@ def plot_bars(reports: Reports, title: str) -> Plot:
 
 
 def bars_caption(series: list[BarSeries]) -> str:
-    """What error bars and numbers in brackets mean, where there are any."""
+    """The meaning of error bars and numbers in brackets, if there are any."""
     parts = []
     if any(one.errors for one in series):
         parts.append("Error bars are standard errors.")
@@ -180,6 +180,6 @@ def bars_caption(series: list[BarSeries]) -> str:
 
 
 def known_by_row(bars: Bars, given: Sequence[float | None] | None, rows: list[str]) -> dict[str, Any]:
-    """The values, errors or counts that exist, by their rows."""
+    """The existing values, errors or counts by row."""
     found = zip(bars.rows, given or [], strict=False)
     return {row: value for row, value in found if value is not None and not math.isnan(value) and row in rows}

@@ -1,4 +1,4 @@
-"""The maker of heat maps: one per panel, on one scale or on several."""
+"""Heat maps: one per panel, on one or several scales."""
 
 import math
 from collections.abc import Sequence
@@ -12,29 +12,29 @@ from .charts import WHOLE_TICKS
 from .style import DIVERGING, NO_VALUE, SEQUENTIAL, Plot, figure_of, finish
 
 MOST_CELL_NUMBERS = 12
-"""Columns of a heat map up to which every cell shows its value."""
+"""Maximum columns of a heat map that shows the value of every cell."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MapPanel:
-    """One heat map. values [rows, columns], NaN where there is none."""
+    """One heat map. values [rows, columns], NaN if missing."""
 
     title: str
     values: NDArray[Any]
     row_ticks: Sequence[str] | None = None
-    """What the rows stand for; None counts along `extent`."""
+    """Row labels; None counts along `extent`."""
     column_ticks: Sequence[str] | None = None
     extent: tuple[float, float, float, float] | None = None
-    """(left, right, bottom, top) in units of the axes."""
+    """(left, right, bottom, top) in axis units."""
     frame: tuple[int, int] | None = None
     """(rows, columns) of the corner to frame."""
     line_before: int | None = None
-    """The column before which a vertical line is drawn."""
+    """Draw a vertical line before this column."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MapStyle:
-    """How the heat maps of a plot look."""
+    """Style of the heat maps of a plot."""
 
     row_label: str
     column_label: str
@@ -42,9 +42,9 @@ class MapStyle:
     """"linear"; "root" for square roots from 0; "diverging" for square roots with white at zero."""
     limits: tuple[float, float] | None = None
     own_scales: bool = False
-    """A scale for each panel, instead of one for all."""
+    """One scale per panel, instead of one for all."""
     upwards: bool = False
-    """The first row at the bottom."""
+    """Put the first row at the bottom."""
     cell_numbers: bool = False
     columns: int = 4
     size: tuple[float, float] = (2.5, 2.8)
@@ -57,7 +57,7 @@ class MapStyle:
 def heat_maps(
     name: str, title: str, panels: Sequence[MapPanel], style: MapStyle, *, alt: str, caption: str = ""
 ) -> Plot:
-    """A plot of one heat map per panel, on one scale unless the style says otherwise."""
+    """A plot with one heat map per panel, on one scale unless the style says otherwise."""
     rows = math.ceil(len(panels) / style.columns)
     columns = math.ceil(len(panels) / rows)
     shared = norm_of(np.concatenate([np.ravel(panel.values) for panel in panels]), style)
@@ -78,7 +78,7 @@ def heat_maps(
 
 
 def norm_of(values: NDArray[Any], style: MapStyle) -> Any:
-    """From values to colours; a diverging scale reaches as far below zero as above."""
+    """The colour normalization; a diverging scale is symmetric around zero."""
     from matplotlib.colors import FuncNorm, Normalize, PowerNorm
 
     known = values[np.isfinite(values)]
@@ -92,7 +92,7 @@ def norm_of(values: NDArray[Any], style: MapStyle) -> Any:
 
 
 def draw_map(axes: Any, panel: MapPanel, style: MapStyle, norm: Any) -> Any:
-    """One panel; returns its image."""
+    """Draw one panel; returns its image."""
     # cells without a value
     axes.set_facecolor(NO_VALUE)
     image = axes.imshow(
@@ -123,7 +123,7 @@ def draw_map(axes: Any, panel: MapPanel, style: MapStyle, norm: Any) -> Any:
 
 
 def add_colour_bar(figure: Any, image: Any, axes: Any, style: MapStyle, norm: Any) -> None:
-    """The scale next to the panels it belongs to."""
+    """A colour bar next to its panels."""
     ticks = [norm.vmin, norm.vmin / 4, 0, norm.vmax / 4, norm.vmax] if style.scale == "diverging" else None
     bar = figure.colorbar(image, ax=axes, shrink=0.8, aspect=18, ticks=ticks, format="{x:.3g}")
     bar.ax.tick_params(labelsize="x-small")
@@ -132,7 +132,7 @@ def add_colour_bar(figure: Any, image: Any, axes: Any, style: MapStyle, norm: An
 
 
 def label_ticks(axis: Any, values: Sequence[str], most: int = 12) -> None:
-    """Ticks that name what rows or columns stand for, at most twelve of them."""
+    """At most twelve ticks with row or column labels."""
     every = max(1, math.ceil(len(values) / most))
     places = list(range(every - 1, len(values), every)) if every > 1 else list(range(len(values)))
     rotation = 30 if axis.axis_name == "x" and sum(len(values[place]) for place in places) > 24 else 0
@@ -140,7 +140,7 @@ def label_ticks(axis: Any, values: Sequence[str], most: int = 12) -> None:
 
 
 def write_numbers(axes: Any, values: NDArray[Any], norm: Any) -> None:
-    """Every cell's value, in the ink that shows on it."""
+    """The value of every cell, in a contrasting colour."""
     for (row, column), value in np.ndenumerate(values):
         if math.isfinite(value):
             ink = "black" if norm(value) > 0.55 else "white"

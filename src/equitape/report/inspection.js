@@ -1,5 +1,5 @@
 "use strict";
-// The script of the inspect page: unpacks the data, draws maps, strips and lines, follows the sliders and the pointer.
+// The script of the inspect page: unpacks the data, draws maps, strips and lines, follows sliders and pointer.
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const MISSING = 255, LEVELS = 254;
@@ -34,7 +34,7 @@ function levelOf(scale, value) {
   return Math.min(Math.max(Math.round(share * LEVELS), 0), LEVELS);
 }
 
-// the colours of a layer's levels on the scale that all layers share
+// the colours of a layer's levels on the scale shared by all layers
 function sharedTable(entry, layer) {
   const table = new Uint8Array(3 * (LEVELS + 1)), all = colours[entry.colours];
   for (let level = 0; level <= LEVELS; level++) {
@@ -56,7 +56,7 @@ function quoted(first, last) {
   return (first === last ? `${first}` : `${first}–${last}`) + ` “${shown}”`;
 }
 
-// a kv head serves several query heads; slice 0 is the mean where there are several
+// a kv head serves several query heads; slice 0 is their mean if there are several
 function sliceOf(entry) {
   const head = Number(headSlider.value);
   if (entry.slices === 1 || head === 0) return 0;
@@ -223,7 +223,7 @@ async function drawMaps() {
     const { entry } = view;
     if (view.layer !== layer) {
       const unpacked = await unpack(entry.data[layer]);
-      // the slider has moved on meanwhile
+      // the slider has moved meanwhile
       if (mine !== turn) return;
       view.all = unpacked;
       view.layer = layer;
@@ -329,13 +329,13 @@ function drawLines() {
   }
 }
 
-// --- tokens that stand out -----------------------------------------------------------------------------------------
+// --- tokens with most mixing ----------------------------------------------------------------------------------------
 function drawTokens() {
   if (!data.mixers.length) return;
   const strongest = data.mixers[Number(layerSlider.value) - 1];
-  const told = strongest.map(([index, strength]) => `${quoted(index, index)} ${show(strength)}`);
+  const named = strongest.map(([index, strength]) => `${quoted(index, index)} ${show(strength)}`);
   document.getElementById("tokens").textContent =
-    told.length ? `Tokens that mix most in this layer: ${told.join(", ")}` : "Nothing is mixed in this layer.";
+    named.length ? `Tokens that mix most in this layer: ${named.join(", ")}` : "Nothing is mixed in this layer.";
 }
 
 async function update() {
@@ -350,14 +350,14 @@ async function update() {
 }
 
 layerSlider.max = data.layers;
-// an updated state shows most near the end; the last layer itself updates nothing
+// states differ most near the end; the last layer updates nothing
 layerSlider.value = Math.max(1, data.layers - 1);
 headSlider.max = data.heads > 1 ? data.heads : 0;
 layerSlider.addEventListener("input", update);
 headSlider.addEventListener("input", update);
 sharedBox.addEventListener("input", update);
 if (typeof DecompressionStream === "undefined") {
-  document.getElementById("trouble").textContent = "This browser cannot unpack the data (it lacks DecompressionStream); use a newer one.";
+  document.getElementById("trouble").textContent = "This browser cannot unpack the data (no DecompressionStream); use a newer browser.";
 } else {
   update();
 }

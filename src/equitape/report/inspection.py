@@ -1,6 +1,6 @@
-"""One HTML page about an inspection: it opens from disk, holds all of its data and needs no server.
+"""The HTML page of an inspection: self-contained, opens from disk without a server.
 
-Values are rounded to 8 bits on the scale of their layer, compressed and written in base64; the page says so, and
+Values are rounded to 8 bits on the scale of their layer, compressed and base64-encoded; the page states this, and
 hovering shows the rounded value. Maps that span orders of magnitude use a square-root scale, which keeps small values.
 """
 
@@ -29,7 +29,7 @@ LEVELS = 254
 MISSING = 255
 NUM_MIXERS = 10
 FAINTEST = 1e-3
-"""A layer's own scale of changes reaches at least this share of the largest change in any layer."""
+"""The change scale of a layer spans at least this fraction of the largest change in any layer."""
 FOLLOWS = {
     "head": "Follows the layer and head sliders.",
     "group": "Follows the layer and head sliders; query heads that share a key-value head share the map.",
@@ -37,12 +37,12 @@ FOLLOWS = {
     "strip": "Shows all layers; the head slider does not change it.",
     "strip-group": "Shows all layers; follows the head slider.",
 }
-"""What the sliders do to a map."""
+"""How the sliders affect a map."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """From values to 0 .. 254: linear between low and high, or by square roots ("root" from 0, "signed" around 0)."""
+    """Maps values to 0 .. 254: linear from low to high, or by square roots ("root" from 0, "signed" around 0)."""
 
     kind: str
     low: float
@@ -62,7 +62,7 @@ class Scale:
 
 
 def linear_scale(values: NDArray[Any]) -> Scale:
-    """Between the smallest and the largest value; 0 to 1 where there are none."""
+    """From the smallest to the largest value; 0 to 1 without values."""
     known = values[~np.isnan(values)]
     low, high = (float(known.min()), float(known.max())) if known.size else (0.0, 1.0)
     return Scale(kind="linear", low=low, high=high if high > low else low + 1.0)
@@ -74,19 +74,19 @@ def root_scale(values: NDArray[Any]) -> Scale:
 
 
 def signed_scale(values: NDArray[Any]) -> Scale:
-    """As far below 0 as above."""
+    """Symmetric around 0."""
     high = largest(np.abs(values))
     return Scale(kind="signed", low=-high, high=high)
 
 
 def largest(values: NDArray[Any]) -> float:
-    """The largest value; 1 where there is none, or only zeros."""
+    """The largest value; 1 without values or with zeros only."""
     known = values[~np.isnan(values)]
     return (float(known.max()) if known.size else 0.0) or 1.0
 
 
 def pack(levels: NDArray[np.uint8]) -> str:
-    """Bytes as text, compressed."""
+    """Bytes as compressed base64 text."""
     return base64.b64encode(zlib.compress(levels.tobytes(), 9)).decode("ascii")
 
 
@@ -99,17 +99,17 @@ def map_entry(
     by: str,
     cells: str = "cells",
 ) -> dict[str, Any]:
-    """A map for every layer and head, packed on the layer's own scale. values [L, heads, rows, columns].
+    """A map per layer and head, packed on its layer's scale. values [L, heads, rows, columns].
 
-    by: what chooses among the heads: "head", "group" (a key-value head) or "layer" (nothing; all heads share the map).
-    cells: what rows and columns stand for: "cells", "samples" or "heads". With several heads, their mean comes first.
+    by: what selects the head: "head", "group" (a key-value head) or "layer" (all heads share the map).
+    cells: the meaning of rows and columns: "cells", "samples" or "heads". With several heads, their mean comes first.
     """
     if values.shape[1] > 1:
         values = np.concatenate((values.mean(1, keepdims=True), values), axis=1)
     shared = scale(values)
     scales = [scale(layer) for layer in values]
     if shared.kind == "signed":
-        # a layer of rounding errors stays white
+        # a layer with rounding errors only stays white
         least = FAINTEST * shared.high
         scales = [replace(one, low=min(one.low, -least), high=max(one.high, least)) for one in scales]
     return {
@@ -134,7 +134,7 @@ def maps_of(inspection: Inspection) -> list[dict[str, Any]]:
         map_entry(
             "attention",
             "Attention",
-            "What each query (row) gives to each key (column). Square-root colours.",
+            "Weight of each key (column) for each query (row). Square-root colours.",
             inspection.past_only(inspection.attention),
             root_scale,
             "head",
@@ -145,7 +145,7 @@ def maps_of(inspection: Inspection) -> list[dict[str, Any]]:
             map_entry(
                 "attention-change",
                 "Attention minus attention with the frozen state",
-                "The frozen state is the one the model starts with (RoPE, for TAPE); all weights are the same.",
+                "The frozen state is the initial one (RoPE, for TAPE); all weights are the same.",
                 inspection.past_only(inspection.attention_change),
                 signed_scale,
                 "head",
@@ -157,7 +157,7 @@ def maps_of(inspection: Inspection) -> list[dict[str, Any]]:
             map_entry(
                 "products",
                 "Products of states",
-                "Sum over heads and frequencies of Re(conj z_i z_j); 1 is a token with itself at the start.",
+                "Sum over heads and frequencies of Re(conj z_i z_j); 1 is a token with itself in the initial state.",
                 products,
                 linear_scale,
                 "layer",
@@ -167,8 +167,8 @@ def maps_of(inspection: Inspection) -> list[dict[str, Any]]:
             maps.append(
                 map_entry(
                     "products-change",
-                    "Products minus those at the start",
-                    "What the layers before this one changed.",
+                    "Products minus initial products",
+                    "The change made by earlier layers.",
                     products - products[:1],
                     signed_scale,
                     "layer",
@@ -179,7 +179,7 @@ def maps_of(inspection: Inspection) -> list[dict[str, Any]]:
             map_entry(
                 "distance",
                 "Effective minus true distance",
-                "The distance at which plain rotary phasors are most like these, minus the true one, in tokens.",
+                "The distance at which plain rotary phasors match these best, minus the true one, in tokens.",
                 inspection.distances - inspection.true_distances(),
                 signed_scale,
                 "group",
@@ -191,7 +191,7 @@ def maps_of(inspection: Inspection) -> list[dict[str, Any]]:
             map_entry(
                 "mixing-mean",
                 "Mean mixing matrix",
-                "T averaged over the text. Row: the head written to; column: the head read. Complex values: modulus.",
+                "T averaged over the text. Row: target head; column: source head. Complex values: modulus.",
                 inspection.mixing_mean[:, None],
                 signed_scale,
                 "layer",
@@ -236,10 +236,14 @@ def strip_values(inspection: Inspection) -> dict[str, tuple[str, str, Array]]:
     if not inspection.updates:
         return {}
     found = {
-        "norms": ("Norm of the phasors", "Root mean square over frequencies; 1 at a rotary start.", inspection.norms),
+        "norms": (
+            "Norm of the phasors",
+            "Root mean square over frequencies; 1 for an initial rotary state.",
+            inspection.norms,
+        ),
         "displacement": (
             "Phase displacement",
-            "Mean over frequencies, in radians, compared with the start.",
+            "Mean over frequencies, in radians, relative to the initial state.",
             inspection.displacement,
         ),
         "mixing-strength": (
@@ -249,7 +253,7 @@ def strip_values(inspection: Inspection) -> dict[str, tuple[str, str, Array]]:
         ),
         "mixing-own": (
             "Token-specific part of mixing",
-            "|T - mean| / (|T - mean| + |mean|): 0 if all tokens share one matrix, near 1 if none do.",
+            "|T - mean| / (|T - mean| + |mean|): 0 if all tokens share one matrix, near 1 if they differ entirely.",
             inspection.mixing_own,
         ),
     }
@@ -257,7 +261,7 @@ def strip_values(inspection: Inspection) -> dict[str, tuple[str, str, Array]]:
 
 
 def lookup_table(name: str) -> str:
-    """256 colours as base64 of their bytes."""
+    """256 colours as base64."""
     import matplotlib
 
     colours = (matplotlib.colormaps[name](np.linspace(0, 1, LEVELS + 1))[:, :3] * 255).round().astype(np.uint8)
@@ -265,7 +269,7 @@ def lookup_table(name: str) -> str:
 
 
 def page_data(inspection: Inspection) -> dict[str, Any]:
-    """Everything the page's script reads."""
+    """The data for the page's script."""
     return {
         "labels": inspection.labels,
         "cells": inspection.cells.bounds,
@@ -290,8 +294,8 @@ def write_page(
     stability: Stability | None = None,
     certificate: Certificate | None = None,
 ) -> None:
-    """Write the page. facts: pairs shown at its end, such as versions and the command."""
-    # in a script element only "</" and "<!--" could end the data early
+    """Write the page. facts: pairs to show at its end, such as versions and the command."""
+    # only "</" and "<!--" could end a script element early
     data = json.dumps(page_data(inspection), separators=(",", ":")).replace("<", "\\u003c")
     text = render(
         "inspection.html.j2",
@@ -309,7 +313,7 @@ def write_page(
 
 
 def stability_tables(stability: Stability) -> list[Table]:
-    """Changes of attention and of states by layer, coloured by their size, with a verdict per row."""
+    """Changes of attention and states by layer, coloured by size, with a verdict per row."""
     layers = stability.shown_layers()
     tables = []
     for what, title in (("attention", "attention, x 0.01"), ("products", "products of states, %")):
@@ -333,5 +337,5 @@ def stability_tables(stability: Stability) -> list[Table]:
 
 
 def size_of(change: float) -> str:
-    """The colour of a change: "size-0" for rounding errors to "size-3" for more than half."""
+    """The colour class of a change: "size-0" for rounding errors to "size-3" for more than 20 %."""
     return f"size-{sum(change > limit for limit in (UNCHANGED, SLIGHT, 0.2))}"

@@ -1,4 +1,4 @@
-"""The views of an inspection as plots in files: maps, distances, one number per layer, layers by tokens."""
+"""The views of an inspection as plot files: maps, distances, one number per layer, layers by tokens."""
 
 import math
 from typing import Any
@@ -15,17 +15,17 @@ from .style import MARKERS, Plot, SeriesStyle, series_styles, shade
 
 PANELS = 6
 MOST_GROWTH = 4.0
-"""Layers share a scale as long as the widest spans at most this many times the narrowest."""
+"""Layers share a scale if the widest range is at most this many times the narrowest."""
 
 
 def chosen_layers(num_layers: int) -> list[int]:
-    """The first, the last, and some evenly between them, as indices."""
+    """Indices of the first, the last, and evenly spaced layers between them."""
     count = min(num_layers, PANELS)
     return sorted({round(index * (num_layers - 1) / max(count - 1, 1)) for index in range(count)})
 
 
 def inspection_plots(inspection: Inspection) -> list[Plot]:
-    """Attention and its change, products of states, distances, one number per layer, layers by tokens."""
+    """Attention and its change, state products, distances, one number per layer, layers by tokens."""
     pooled = f", cells of {inspection.cells.block} tokens" if inspection.cells.block > 1 else ""
     attention = inspection.past_only(inspection.attention.mean(1))
     plots = [plot_maps(inspection, "attention", f"Attention, mean of heads{pooled}", attention, "root")]
@@ -48,21 +48,21 @@ def inspection_plots(inspection: Inspection) -> list[Plot]:
 
 
 def grows(values: NDArray[Any]) -> bool:
-    """Whether some layers [L, ...] span so much more than others that one scale would leave these a single colour."""
+    """Whether ranges of layers [L, ...] differ so much that one scale would show some in a single colour."""
     flat = values.reshape(len(values), -1)
     spans = np.nanmax(flat, 1) - np.nanmin(flat, 1)
     return bool(spans.max() > MOST_GROWTH * spans.min())
 
 
 def token_extent(inspection: Inspection) -> tuple[float, float]:
-    """Where the first cell begins and the last ends, so that axes count tokens and not cells."""
+    """Start of the first cell and end of the last, so that axes count tokens, not cells."""
     return inspection.cells.first - 0.5, inspection.cells.first + inspection.cells.count - 0.5
 
 
 def plot_maps(inspection: Inspection, name: str, title: str, values: NDArray[Any], scale: str) -> Plot:
     """A panel for each of some layers. values [L, C, C]; scale: as in MapStyle.
 
-    Products that grow from layer to layer have a scale per panel; maps that show differences share one.
+    Products that grow from layer to layer have one scale per panel; difference maps share one.
     """
     own = scale == "linear" and grows(values)
     start, end = token_extent(inspection)
@@ -88,7 +88,7 @@ def plot_maps(inspection: Inspection, name: str, title: str, values: NDArray[Any
 
 
 def plot_distances(inspection: Inspection) -> Plot:
-    """Effective against true distance, mean of heads and queries, a line for each of some layers."""
+    """Effective against true distance, mean over heads and queries, one line for each of some layers."""
     assert inspection.distances is not None
     true = inspection.true_distances()
     places = np.unique(true[~np.isnan(true)])
@@ -116,7 +116,7 @@ def plot_distances(inspection: Inspection) -> Plot:
 
 
 def plot_layers(inspection: Inspection) -> Plot:
-    """One number per layer, a panel for each measure."""
+    """One number per layer, one panel per measure."""
     kind = inspection.encoding["kind"]
     style = series_styles({kind: kind})[kind]
     panels = []
@@ -139,7 +139,7 @@ def plot_layers(inspection: Inspection) -> Plot:
 
 
 def plot_strips(inspection: Inspection) -> list[Plot]:
-    """Layers by tokens: norms, displacement and mixing, means of heads; nothing where there are none of them."""
+    """Layers by tokens: norms, displacement and mixing, means over heads; empty if there are none."""
     start, end = token_extent(inspection)
     panels = []
     for title, _, values in strip_values(inspection).values():

@@ -1,4 +1,4 @@
-"""Inspections and certificates on a terminal."""
+"""Inspections and certificates as terminal tables."""
 
 import json
 from dataclasses import asdict
@@ -19,12 +19,12 @@ VERDICT_STYLES = dict(zip(VERDICTS, ("green", "yellow", "red"), strict=True))
 
 
 def number(value: float | None) -> str:
-    """Two significant digits; nothing for None."""
+    """Two significant digits; empty for None."""
     return "" if value is None else numbers.number(value, digits=2)
 
 
 def print_certificate(certificate: Certificate, name: str, console: Console) -> None:
-    """A table of the checks, then the overall verdict."""
+    """Print a table of the checks, then the overall verdict."""
     table = Table("check", "verdict", "largest error", "what was checked", box=box.SIMPLE_HEAD)
     for check in certificate.checks:
         meaning = f"{check.meaning}. {check.note}" if check.note else check.meaning
@@ -35,13 +35,13 @@ def print_certificate(certificate: Certificate, name: str, console: Console) -> 
         console.print(escape(note))
     console.print(
         f"{escape(name)}, encoding {certificate.encoding}, {certificate.dtype}, limit {certificate.limit:g} of the "
-        f"spread of logits: {'all promises kept' if certificate.passed else 'BROKEN'}.",
+        f"spread of logits: {'all checks passed' if certificate.passed else 'FAILED'}.",
         highlight=False,
     )
 
 
 def certificate_json(certificate: Certificate) -> str:
-    """The same as JSON; an infinite error becomes null."""
+    """The certificate as JSON; an infinite error becomes null."""
     plain = asdict(certificate) | {"passed": certificate.passed}
     for check in plain["checks"]:
         if check["error"] == float("inf"):
@@ -50,7 +50,7 @@ def certificate_json(certificate: Certificate) -> str:
 
 
 def narrow_table(columns: list[str]) -> Table:
-    """A table whose numbers are never cut; the first column may wrap."""
+    """A table whose numbers never wrap; the first column may."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column(columns[0])
     for column in columns[1:]:

@@ -1,4 +1,4 @@
-"""`equitape report`: one report of several comparisons, runs or evaluations, also as CSV and LaTeX."""
+"""`equitape report`: merge comparisons, runs or evaluations into one report, also as CSV and LaTeX."""
 
 import contextlib
 import csv
@@ -25,24 +25,24 @@ from .tables import latex_table
 RUN, RUN_RECIPE = "run.json", "recipe.yaml"
 FILES = ("report.html", "report.md", "report.csv", "runs.csv", "report.tex")
 UNIMPORTANT = ("log", "eval", "save", "keep", "worker", "dataloader")
-"""Words in the names of training settings that do not change a result."""
+"""Words in names of training settings that do not affect results."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """What one folder holds."""
+    """The content of one folder."""
 
     name: str
     content: Comparison | EvaluationReport
 
 
 def write_merged(folders: list[tuple[str, Path]], out: Path) -> list[str]:
-    """Write one report about all folders into `out`; returns the names of its files.
+    """Write one report on all folders to `out`; returns the names of its files.
 
-    folders: (name, folder) of comparisons and runs, or of evaluations. They must be of the same task.
+    folders: (name, folder) of comparisons and runs, or of evaluations, all of the same task.
     """
     if not folders:
-        raise ValueError("Name at least one folder of equitape compare, train or eval.")
+        raise ValueError("Give at least one folder of equitape compare, train or eval.")
     sources = [Source(name=name, content=read_source(folder)) for name, folder in folders]
     comparisons = {one.name: one.content for one in sources if isinstance(one.content, Comparison)}
     evaluations = {one.name: one.content for one in sources if isinstance(one.content, EvaluationReport)}
@@ -53,7 +53,7 @@ def write_merged(folders: list[tuple[str, Path]], out: Path) -> list[str]:
     if comparisons and evaluations:
         raise ValueError(
             f"{next(iter(comparisons))!r} is a comparison and {next(iter(evaluations))!r} an evaluation; "
-            "make a report of each kind."
+            "make one report per kind."
         )
     return write_merged_comparison(comparisons, out) if comparisons else write_merged_evaluation(evaluations, out)
 
@@ -68,13 +68,13 @@ def read_source(folder: Path) -> Comparison | EvaluationReport:
     if (folder / REPORT).exists():
         return EvaluationReport.read(folder / REPORT)
     raise ValueError(
-        f"{str(folder)!r} holds no {RESULTS} of equitape compare, no {RUN} of equitape train and no {REPORT} of "
-        "equitape eval."
+        f"{str(folder)!r} has no {RESULTS} of equitape compare, {RUN} of equitape train or {REPORT} of equitape eval; "
+        "give the folder of one of these."
     )
 
 
 def read_run(folder: Path) -> Comparison:
-    """A single run of `equitape train` as a comparison of one."""
+    """A single run of `equitape train` as a comparison with one run."""
     try:
         run = RunResult.from_dict(read_json(folder / RUN))
         recipe = yaml.safe_load((folder / RUN_RECIPE).read_text(encoding="utf-8"))
@@ -114,10 +114,10 @@ def write_merged_comparison(sources: dict[str, Comparison], out: Path) -> list[s
 
 
 def merge(sources: dict[str, Comparison]) -> tuple[Comparison, list[str], bool]:
-    """One comparison of all runs, remarks on what was joined, and whether all recipes agree.
+    """One comparison of all runs, remarks on merging, and whether all recipes agree.
 
-    Seeds of one encoding are joined where the recipes agree in all that decides a result. Where they differ, every
-    label gets the name of its folder. A seed that two folders hold is taken from the first that finished it.
+    Seeds of one encoding are joined if the recipes agree in everything that affects results; otherwise, labels get the
+    name of their folder. A seed in several folders is taken from the first that finished it.
     """
     (first_name, first), *others = sources.items()
     remarks = [] if not others else [f"Merged from {', '.join(sources)}."]
@@ -127,7 +127,9 @@ def merge(sources: dict[str, Comparison]) -> tuple[Comparison, list[str], bool]:
         differences = differing(settings[first_name], settings[name])
         tasks = [text for text in differences if text.startswith("task.")]
         if tasks:
-            raise ValueError(f"{first_name!r} and {name!r} are of different tasks ({tasks[0]}); make a report of each.")
+            raise ValueError(
+                f"{first_name!r} and {name!r} are of different tasks ({tasks[0]}); make one report per task."
+            )
         if differences:
             alike = False
             remarks.append(f"Caution: {first_name} and {name} were trained differently: {'; '.join(differences)}.")
@@ -140,7 +142,7 @@ def merge(sources: dict[str, Comparison]) -> tuple[Comparison, list[str], bool]:
             key = (label, run.seed)
             if key in runs and runs[key].status == DONE:
                 if run.status == DONE:
-                    remarks.append(f"{label}, seed {run.seed} is in several folders; the first is shown.")
+                    remarks.append(f"{label}, seed {run.seed} is in several folders; showing the first.")
                 continue
             runs[key] = replace(run, label=label)
     labels = list(dict.fromkeys(label for label, _ in runs))
@@ -157,8 +159,8 @@ def merge(sources: dict[str, Comparison]) -> tuple[Comparison, list[str], bool]:
 
 
 def deciding(recipe: dict[str, Any]) -> dict[str, Any]:
-    """The parts of a recipe that decide a result, by dotted names; encodings and seeds may vary."""
-    # older recipes get today's names and defaults
+    """The parts of a recipe that affect results, by dotted name; encodings and seeds may vary."""
+    # map older recipes to current names and defaults
     with contextlib.suppress(ValueError):
         recipe = resolved(parse_recipe(recipe))
     found: dict[str, Any] = {}
@@ -171,12 +173,12 @@ def deciding(recipe: dict[str, Any]) -> dict[str, Any]:
 
 
 def differing(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
-    """Settings in which two recipes differ, in words."""
+    """Settings that differ between two recipes, as text."""
     return [f"{key} {one.get(key)} and {other.get(key)}" for key in {**one, **other} if one.get(key) != other.get(key)]
 
 
 def to_csv(columns: list[str], rows: list[list[Any]]) -> str:
-    """CSV text; empty where there is no value."""
+    """CSV text; empty cells for missing values."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
@@ -185,7 +187,7 @@ def to_csv(columns: list[str], rows: list[list[Any]]) -> str:
 
 
 def figures_csv(summary: Summary) -> str:
-    """One line per encoding and metric: figures over seeds, and the paired difference to the first encoding."""
+    """One line per encoding and metric: statistics over seeds, and the paired difference to the first encoding."""
     columns = [
         "label", "encoding", "metric", "unit", "higher_is_better", "headline", "seeds", "mean", "deviation", "low",
         "high", "difference_to", "difference", "difference_low", "difference_high", "pairs",
@@ -208,7 +210,7 @@ def figures_csv(summary: Summary) -> str:
 
 
 def difference_cells(group: Group, first: Group, name: str) -> list[Any]:
-    """The label compared with, the mean difference, its 95 % interval and the number of pairs."""
+    """The reference label, the mean difference, its 95 % interval and the number of pairs."""
     spread: Spread | None = None if group is first else group.minus(first, name)
     if spread is None:
         return [None] * 5
@@ -235,7 +237,7 @@ def runs_csv(summary: Summary) -> str:
 
 
 def comparison_latex(summary: Summary) -> str:
-    """All tables of figures; differences have their intervals."""
+    """All tables as LaTeX; differences have intervals."""
     tables = [latex_table(headline_table(summary))]
     for part in PARTS:
         names = [name for name in summary.metric_names(part) if name != summary.headline]

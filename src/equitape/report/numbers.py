@@ -1,4 +1,4 @@
-"""How reports write numbers: one format for pages, plots, tables and the terminal."""
+"""Number formats of pages, plots, tables and the terminal."""
 
 import math
 
@@ -14,9 +14,9 @@ def decimals(value: float, digits: int = 4) -> int:
 
 
 def number(value: float | None, places: int | None = None, *, digits: int = 4) -> str:
-    """A number with four significant digits and a comma between thousands; "-" for None and NaN.
+    """A number with four significant digits and thousands separators; "-" for None and NaN.
 
-    places: this many decimals instead. Integers have no decimals. Numbers below 1e-4 are written in powers of ten.
+    places: a fixed number of decimals. Integers have no decimals. Numbers below 1e-4 use powers of ten.
     """
     if value is None or math.isnan(value):
         return MISSING
@@ -30,18 +30,18 @@ def number(value: float | None, places: int | None = None, *, digits: int = 4) -
 
 
 def with_unit(value: float | None, unit: str) -> str:
-    """A value as tables of its unit show it: two decimals in per cent, four significant digits otherwise."""
+    """A value in its unit: two decimals for per cent, four significant digits otherwise."""
     return number(None if value is None else float(value), 2) if unit == PERCENT else number(value)
 
 
 def signed(value: float, places: int) -> str:
-    """A difference with its sign; zero after rounding has none."""
+    """A signed difference; no sign if it rounds to zero."""
     text = number(abs(float(value)), places)
     return text if text.strip("0.") == "" else ("-" if value < 0 else "+") + text
 
 
 def duration(seconds: float, shortest: float | None = None) -> str:
-    """Seconds, minutes or hours. shortest: the smallest of a column, which chooses the unit for all of it."""
+    """Seconds, minutes or hours. shortest: the smallest value of a column, which sets its unit."""
     shortest = seconds if shortest is None else shortest
     size, unit = (1, "s") if shortest < 120 else (60, "min") if shortest < 7200 else (3600, "h")
     return f"{seconds / size:,.1f} {unit}"

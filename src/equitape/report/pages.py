@@ -1,4 +1,4 @@
-"""Pages from templates: self-contained HTML that opens from disk, and Markdown with pictures in files."""
+"""Pages from templates: self-contained HTML, and Markdown with picture files."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,7 +10,7 @@ from .tables import markdown_table
 
 
 def render(template: str, **content: Any) -> str:
-    """The text of a template of this folder."""
+    """Render a template of this folder."""
     import jinja2
 
     templates = jinja2.Environment(

@@ -1,6 +1,6 @@
-"""The look of every plot: one colour and marker for each encoding, labels at the ends of lines, titles.
+"""The style of all plots: one colour and marker per encoding, labels at line ends, titles.
 
-Plots are readable in greyscale too: series differ in marker and dashes, not only in colour.
+Series also differ in marker and dashes, so that plots are readable in greyscale.
 """
 
 import colorsys
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 INK = "#161b22"
-"""Text and axes. In SVG it becomes the colour of the surrounding text, so one picture serves light and dark pages."""
+"""Text and axes. In SVG it becomes the page's text colour, so that one picture fits light and dark pages."""
 NO_VALUE = "#b0b0b0"
 """Cells of a heat map without a value."""
 SEQUENTIAL, DIVERGING = "viridis", "RdBu_r"
@@ -21,8 +21,8 @@ SEQUENTIAL, DIVERGING = "viridis", "RdBu_r"
 MARKERS = "os^Dv<>P*Xd"
 LINE_STYLES = ("-", "--", "-.", ":", (0, (6, 1, 1, 1, 1, 1)))
 HATCHES = ("", "////", "....", "\\\\\\\\", "xxxx")
-"""Bars have neither markers nor dashes; hatches tell them apart without colour."""
-# of middling lightness, to stand out on white and on black
+"""Hatches distinguish bars, which have no markers or dashes, without colour."""
+# medium lightness, visible on white and on black
 ENCODINGS = {
     "tape": ("#d55e00", "o"),
     "tape2": ("#a80000", "h"),
@@ -39,9 +39,9 @@ ENCODINGS = {
     "sinusoidal": ("#b5a632", "d"),
     "tensor_tape": ("#a0522d", "s"),
 }
-"""The colour and marker of every encoding, the same in all reports."""
+"""Colour and marker of every encoding, fixed in all reports."""
 OTHERS = ("#3d8b8b", "#b0413e", "#6b8e23", "#9c6ade", "#c98b2b", "#4f7cac")
-"""Colours of anything else: an encoding of a plugin, a model without a known encoding."""
+"""Colours of plugin encodings and of models without a known encoding."""
 STYLE = {
     "svg.fonttype": "none",
     "font.size": 10,
@@ -58,24 +58,24 @@ STYLE = {
 
 @dataclass(frozen=True, kw_only=True)
 class Plot:
-    """A finished picture."""
+    """A rendered picture."""
 
     name: str
-    """Of its file, without the ending."""
+    """File name without extension."""
     title: str
     alt: str
-    """What it shows, for those who cannot see it."""
+    """Text alternative for screen readers."""
     caption: str = ""
-    """What a reader must know to read it: what bands, frames and lines mean."""
+    """What bands, frames and lines mean."""
     svg: str
-    """For a page, which has the title above it."""
+    """SVG for a page, which shows the title itself."""
     png: bytes
-    """For a file, with its title."""
+    """PNG for a file, with its title."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SeriesStyle:
-    """How one series looks in every plot of a report."""
+    """The look of one series in all plots of a report."""
 
     colour: str
     marker: str
@@ -94,18 +94,18 @@ class SeriesStyle:
 
 
 def series_styles(kinds: Mapping[str, str | None]) -> dict[str, SeriesStyle]:
-    """The style of every label. kinds: the encoding behind each label, None where it is unknown.
+    """The style of every label. kinds: the encoding of each label, None if unknown.
 
-    A label that is its encoding's name, or the only one of its encoding, has the encoding's own colour and marker.
-    Further variants have shades of the colour, other markers and other dashes.
+    A label that equals its encoding's name, or is the only one of its encoding, gets the encoding's colour and marker.
+    Other variants get shades of the colour, other markers and other dashes.
     """
-    # a label without a known encoding may still be the name of one
+    # a label without a known encoding may be an encoding's name
     kinds = {label: kind or (label if label in ENCODINGS else None) for label, kind in kinds.items()}
     styles: dict[str, SeriesStyle] = {}
     used: list[tuple[str, str, Any]] = []
     for kind in dict.fromkeys(kinds.values()):
         labels = [label for label, its in kinds.items() if its == kind]
-        # the encoding itself comes first, so that it keeps the plain colour
+        # the encoding itself comes first, to keep the plain colour
         labels.sort(key=lambda label: label != kind)
         for index, label in enumerate(labels):
             if kind in ENCODINGS:
@@ -122,8 +122,8 @@ def series_styles(kinds: Mapping[str, str | None]) -> dict[str, SeriesStyle]:
 
 
 def free_look(name: str, used: Sequence[tuple[str, str, Any]]) -> tuple[str, str, Any]:
-    """(colour, marker, dashes) of a name without its own: chosen by the name, unlike those in use where possible."""
-    # the counts have no common divisor, so that a pair comes back only after 11 x 5 names
+    """(colour, marker, dashes) of a name without its own: derived from the name, avoiding those in use if possible."""
+    # the counts are coprime, so that a pair repeats only after 11 x 5 names
     count = len(MARKERS) * len(LINE_STYLES)
     places = [(zlib.crc32(name.encode()) + step) % count for step in range(count)]
     looks = [
@@ -138,7 +138,7 @@ def free_look(name: str, used: Sequence[tuple[str, str, Any]]) -> tuple[str, str
 
 
 def shade(colour: str, index: int, count: int) -> str:
-    """The colour itself at index 0; then darker and lighter in turn, further away with every step."""
+    """Index 0 is the colour itself; then alternately darker and lighter shades, further away each time."""
     if index == 0:
         return colour
     steps = (count + 1) // 2
@@ -151,7 +151,7 @@ def shade(colour: str, index: int, count: int) -> str:
 
 @contextmanager
 def figure_of(width: float, height: float) -> Iterator[Any]:
-    """A matplotlib figure in the style of the reports, sizes in inches."""
+    """A matplotlib figure in the report style, sizes in inches."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -160,7 +160,7 @@ def figure_of(width: float, height: float) -> Iterator[Any]:
 
 
 def finish(figure: Any, name: str, title: str, alt: str, caption: str = "") -> Plot:
-    """Draw a figure as SVG for a page, which shows the title itself, and with its title as PNG for a file."""
+    """Render a figure as SVG without title, and as PNG with its title."""
     import matplotlib
 
     svg, png = io.StringIO(), io.BytesIO()
@@ -172,29 +172,29 @@ def finish(figure: Any, name: str, title: str, alt: str, caption: str = "") -> P
 
 
 def inline(svg: str, prefix: str) -> str:
-    """An SVG that can stand inside a page with others: no header, unique ids, the page's ink."""
+    """An SVG to embed in a page with others: no header, unique ids, the page's text colour."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r'\bid="', f'id="{prefix}-', svg)
     svg = re.sub(r'(href="#|url\(#)', rf"\1{prefix}-", svg)
     svg = svg.replace(INK, "currentColor")
-    # screen readers read the text of the figure around it
+    # screen readers use the text of the surrounding figure
     return re.sub(r"<svg ", '<svg aria-hidden="true" ', svg, count=1)
 
 
 def capitalised(title: str) -> str:
-    """A title with a capital first letter."""
+    """Capitalize the first letter of a title."""
     return title[:1].upper() + title[1:]
 
 
 def file_name(prefix: str, title: str) -> str:
-    """A title as the name of a file."""
+    """A title as a file name."""
     return f"{prefix}-" + re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
 
 
 @dataclass(frozen=True, kw_only=True)
 class EndLabel:
-    """The name of a series, to be written where it ends."""
+    """The label at the end of a series."""
 
     text: str
     x: float
@@ -203,9 +203,9 @@ class EndLabel:
 
 
 def label_ends(axes: Any, labels: Sequence[EndLabel], font_size: float = 8.5) -> None:
-    """Write names to the right of a plot at the height where each series ends, moved apart so that none overlap.
+    """Write labels to the right of a plot at the height of each series' end, without overlaps.
 
-    Call it once limits and scales are final.
+    Call this when limits and scales are final.
     """
     if not labels:
         return
@@ -230,9 +230,9 @@ def label_ends(axes: Any, labels: Sequence[EndLabel], font_size: float = 8.5) ->
 
 
 def spread_out(wanted: Sequence[float], gap: float) -> list[float]:
-    """Heights in the order of the wanted ones, at least `gap` apart, moved as little as possible.
+    """Heights at least `gap` apart, in the order of the wanted ones, moved as little as possible.
 
-    Neighbours that are too close form a block around the mean of their wanted heights; blocks that meet are joined.
+    Neighbours that are too close form a block around the mean of their wanted heights; touching blocks merge.
     """
     order = sorted(range(len(wanted)), key=lambda index: wanted[index])
     blocks: list[list[int]] = []

@@ -1,4 +1,4 @@
-"""From the runs of a comparison to figures over seeds: means, spreads, paired differences, and who leads."""
+"""Statistics of a comparison over seeds: means, spreads, paired differences, and the leader."""
 
 import math
 import statistics
@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from ..runs.results import Comparison, Curve, RunResult
 
 OUTSIDE, INSIDE = "outside", "inside"
-"""Metrics whose names contain one of these words are out of distribution or in distribution."""
+"""Words in metric names that mark them as out of distribution or in distribution."""
 PARTS = ("In distribution", "Out of distribution", "In and out of distribution together")
 BEST_RULE = (
     "An encoding is marked best (★) only if its mean leads every other mean by more than the sum of their standard "
-    "deviations over seeds, both have at least two seeds, and all of its own runs are done."
+    "deviations over seeds, both have at least two seeds, and all its runs are done."
 )
 T_95 = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
@@ -25,7 +25,7 @@ def t_95(degrees: int) -> float:
     """The two-sided 95 % quantile of Student's t distribution."""
     if degrees <= len(T_95):
         return T_95[degrees - 1]
-    # the first terms of its expansion around the normal distribution; exact to 0.0005 from here on
+    # first terms of the expansion around the normal distribution; error below 0.0005 here
     z = 1.959964
     return z + (z**3 + z) / (4 * degrees) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2)
 
@@ -46,10 +46,10 @@ class Spread:
 
     @property
     def deviation(self) -> float | None:
-        """Standard deviation of the sample (n - 1); None for a single value, whose spread is unknown."""
+        """Sample standard deviation (n - 1); None for a single value."""
         if len(self.values) < 2:
             return None
-        # a diverged model may have an infinite perplexity
+        # a diverged model may have infinite perplexity
         return statistics.stdev(self.values) if all(map(math.isfinite, self.values)) else math.inf
 
     @property
@@ -62,7 +62,7 @@ class Spread:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The 95 % interval of the mean by Student's t; None for a single value."""
+        """The 95 % confidence interval of the mean by Student's t; None for a single value."""
         if self.deviation is None:
             return None
         if not math.isfinite(self.deviation):
@@ -71,7 +71,7 @@ class Spread:
         return self.mean - reach, self.mean + reach
 
     def leads(self, other: "Spread", higher_is_better: bool) -> bool:
-        """Whether this mean is better by more than both standard deviations; False where one of them is unknown."""
+        """Whether this mean is better by more than both standard deviations; False if one is unknown."""
         if self.deviation is None or other.deviation is None:
             return False
         gap = self.mean - other.mean if higher_is_better else other.mean - self.mean
@@ -79,7 +79,7 @@ class Spread:
 
 
 def spread_of(values: Iterable[float | None]) -> Spread | None:
-    """The numbers among the values, None and NaN left out; None where there are none."""
+    """Statistics of the values, without None and NaN; None if nothing remains."""
     kept = tuple(float(value) for value in values if value is not None and not math.isnan(value))
     return Spread(values=kept) if kept else None
 
@@ -102,11 +102,11 @@ class Group:
 
     @property
     def unfinished(self) -> list[RunResult]:
-        """Runs that failed, and runs not made yet."""
+        """Failed runs, and runs that have not started."""
         return [run for run in self.runs if not run.done]
 
     def spread(self, field: str) -> Spread | None:
-        """A field that every run has, such as parameters or seconds, over seeds."""
+        """A field of every run, such as parameters or seconds, over seeds."""
         return spread_of(getattr(run, field) for run in self.finished)
 
     def metric(self, name: str) -> Spread | None:
@@ -114,7 +114,7 @@ class Group:
         return spread_of(run.metric(name) for run in self.finished)
 
     def minus(self, other: "Group", name: str) -> Spread | None:
-        """Differences of a metric to another group, seed by seed, over the seeds that both have."""
+        """Paired differences of a metric to another group, over common seeds."""
         theirs = {run.seed: run.metric(name) for run in other.finished}
         pairs = [(run.metric(name), theirs.get(run.seed)) for run in self.finished]
         return spread_of(mine - its for mine, its in pairs if mine is not None and its is not None)
@@ -122,12 +122,12 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """The groups of a comparison in the order in which they were run."""
+    """The groups of a comparison in run order."""
 
     results: Comparison
     groups: tuple[Group, ...]
     alike: bool = True
-    """Whether all runs share one recipe; merged ones may not."""
+    """Whether all runs share one recipe; merged runs may not."""
 
     @property
     def labels(self) -> list[str]:
@@ -135,9 +135,9 @@ class Summary:
 
     @property
     def headline(self) -> str:
-        """The metric to show first: the task's, or its out-of-distribution part where the task has one.
+        """The headline metric: the task's, or its out-of-distribution part if it has one.
 
-        A mean over trained and untrained lengths would mostly show how well the trained ones were learnt.
+        A mean over trained and untrained lengths would mostly show how well the trained ones were learned.
         """
         given = self.results.task.headline
         outside = f"{stem(given)}_{OUTSIDE}"
@@ -145,7 +145,7 @@ class Summary:
 
     @property
     def names(self) -> list[str]:
-        """The names of all metrics in the order of first appearance."""
+        """Names of all metrics in order of first appearance."""
         return list(
             dict.fromkeys(
                 name
@@ -166,11 +166,11 @@ class Summary:
 
     @property
     def seed_counts(self) -> list[int]:
-        """How many seeds each encoding has."""
+        """Number of seeds per encoding."""
         return [len(group.runs) for group in self.groups]
 
     def trained_up_to(self, label: str) -> float | None:
-        """Where training ended on an axis with this label, None if unknown.
+        """Where training ended on an axis with this label; None if unknown.
 
         That is the task's option `trained_UNIT` for an axis in that unit, and its trained length for one in tokens.
         """
@@ -182,28 +182,28 @@ class Summary:
         return float(length) if length is not None and "tokens" in words else None
 
     def metric_names(self, part: str) -> list[str]:
-        """Names of the metrics of one of PARTS."""
+        """Names of the metrics in one of PARTS."""
         return [name for name in self.names if self.part_of(name) == part]
 
     def part_of(self, name: str) -> str:
-        """Which of PARTS a metric belongs to."""
+        """The part of PARTS that a metric belongs to."""
         if OUTSIDE in name:
             return PARTS[1]
         parts = {f"{stem(name)}_{INSIDE}", f"{stem(name)}_{OUTSIDE}"}
         return PARTS[2] if name not in parts and parts <= set(self.names) else PARTS[0]
 
     def higher_is_better(self, metric: str) -> bool | None:
-        """As the task declares it; None where neither direction is better."""
+        """As declared by the task; None if neither direction is better."""
         declared = self.results.task.metric(metric).higher_is_better
-        # the headline's direction holds for its out-of-distribution part too
+        # the headline's direction also holds for its out-of-distribution part
         return self.results.task.higher_is_better if declared is None and metric == self.headline else declared
 
     def unit(self, metric: str) -> str:
-        """As the task declares it; empty for plain numbers."""
+        """As declared by the task; empty for plain numbers."""
         return self.results.task.metric(metric).unit
 
     def best(self, metric: str) -> str | None:
-        """The label that leads all others by more than the spread (BEST_RULE), if any."""
+        """The label that leads by more than the spread (BEST_RULE), or None."""
         direction = self.higher_is_better(metric)
         found = {group.label: (group, group.metric(metric)) for group in self.groups}
         known = {label: (group, spread) for label, (group, spread) in found.items() if spread is not None}
@@ -222,21 +222,21 @@ def summarise(results: Comparison) -> Summary:
     for run in results.runs:
         groups.setdefault(run.label, []).append(run)
     if not groups:
-        raise ValueError("The results hold no runs, so there is nothing to report. Run `equitape compare` first.")
+        raise ValueError("The results have no runs; run `equitape compare` first.")
     return Summary(
         results=results, groups=tuple(Group(label=label, runs=tuple(runs)) for label, runs in groups.items())
     )
 
 
 def stem(name: str) -> str:
-    """A metric's name without the word for its part: "exact_match" of "exact_match_grid"."""
+    """A metric's name without its part: "exact_match" of "exact_match_grid"."""
     for suffix in ("_grid", f"_{INSIDE}", f"_{OUTSIDE}"):
         name = name.removesuffix(suffix)
     return name
 
 
 def mean_grid(grids: Sequence[Sequence[Sequence[float | None]]]) -> list[list[float]]:
-    """The mean over seeds of every cell of heat maps of one shape; NaN where no seed has a number."""
+    """The mean over seeds of every cell; NaN if no seed has a value."""
 
     def mean(cells: tuple[float | None, ...]) -> float:
         spread = spread_of(cells)
@@ -246,7 +246,7 @@ def mean_grid(grids: Sequence[Sequence[Sequence[float | None]]]) -> list[list[fl
 
 
 def curve_spreads(curves: Sequence[Curve]) -> list[tuple[float, Spread]]:
-    """(x, values over seeds) in the order of x, for curves of one title."""
+    """(x, values over seeds) in order of x, for curves with one title."""
     points: dict[float, list[float | None]] = {}
     for curve in curves:
         for x, y in zip(curve.x, curve.y, strict=True):

@@ -1,4 +1,4 @@
-"""Tables as plain cells, and how they look in Markdown, LaTeX and HTML (the templates lay out the last)."""
+"""Tables as cells, and their rendering in Markdown and LaTeX (templates render HTML)."""
 
 from dataclasses import dataclass, field
 
@@ -11,17 +11,17 @@ LATEX_ESCAPES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """A text, and a detail in smaller letters below it."""
+    """A text, with a smaller detail below it."""
 
     text: str
     detail: str = ""
     kind: str = ""
-    """How it is shown: "best", "clear", "failed", "words" or plain."""
+    """Style: "best", "clear", "failed", "words" or plain."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Columns and rows; the first cell of each row names it."""
+    """Columns and rows; the first cell of a row is its name."""
 
     title: str
     columns: list[str]
@@ -30,7 +30,7 @@ class Table:
 
 
 def markdown_table(table: Table) -> str:
-    """A table in Markdown, details in brackets."""
+    """A Markdown table, details in brackets."""
 
     def text(cell: Cell) -> str:
         star = " ★" if cell.kind == "best" else ""
@@ -44,9 +44,9 @@ def markdown_table(table: Table) -> str:
 
 
 def latex_table(table: Table, details: bool = False) -> str:
-    """A table for LaTeX with the package booktabs; the best figures are bold, notes follow the caption.
+    """A LaTeX table with booktabs; best figures are bold, notes follow the caption.
 
-    details: with the small print of every cell in brackets.
+    details: include the detail of every cell in brackets.
     """
 
     def text(cell: Cell) -> str:
@@ -74,5 +74,5 @@ def latex_table(table: Table, details: bool = False) -> str:
 
 
 def escape_latex(text: str) -> str:
-    """Text with LaTeX's special characters escaped."""
+    """Escape LaTeX's special characters."""
     return "".join(LATEX_ESCAPES.get(letter, letter) for letter in text)

@@ -1,1 +1,1 @@
-"""Run folders: how they are written, locked, compared and described, whatever kind of run they hold."""
+"""Run folders: writing, locking, comparing and describing them, for every kind of run."""

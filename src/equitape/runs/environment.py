@@ -1,4 +1,4 @@
-"""Where and with what results were made: versions, hardware, commit, time and peak memory."""
+"""The environment of a result: versions, hardware, commit, time and peak memory."""
 
 import platform
 import subprocess
@@ -14,7 +14,7 @@ from ..version import __version__
 
 
 def describe_environment() -> dict[str, str | None]:
-    """Versions, hardware, commit and time, as run.json and report.json hold them."""
+    """Versions, hardware, commit and time, as stored in run.json and report.json."""
     return {
         "equitape": __version__,
         "torch": torch.__version__,
@@ -28,7 +28,7 @@ def describe_environment() -> dict[str, str | None]:
 
 
 def describe_versions(*packages: str) -> dict[str, str]:
-    """Versions of equitape, Python and those of the packages that are installed."""
+    """Versions of equitape, Python and the given packages, if installed."""
     found = {package: package_version(package) for package in packages}
     return {
         "equitape": __version__,
@@ -38,7 +38,7 @@ def describe_versions(*packages: str) -> dict[str, str]:
 
 
 def join_environments(environments: list[dict[str, Any]]) -> dict[str, str]:
-    """The environments of several runs as text: every value of a key once; of dates the first and the last."""
+    """The environments of several runs as text: each distinct value once, and the first and last date."""
     joined = {}
     for key in {key: None for environment in environments for key in environment}:
         values = [str(environment.get(key) or "unknown") for environment in environments]
@@ -57,7 +57,7 @@ def package_version(package: str) -> str | None:
 
 
 def find_commit() -> str | None:
-    """The commit that this package is checked out at, followed by "+changes" when its files differ; None elsewhere."""
+    """The commit of the checkout that holds this package, plus "+changes" if files differ; None without a checkout."""
     package = Path(__file__).parents[1]
 
     def git(*arguments: str) -> str | None:
@@ -67,7 +67,7 @@ def find_commit() -> str | None:
             return None
         return found.stdout.strip() if found.returncode == 0 else None
 
-    # a package installed inside another project's repository is not part of its commits
+    # do not report the commit of another project's repository that contains this installation
     if git("ls-files", "--error-unmatch", "version.py") is None:
         return None
     commit = git("rev-parse", "HEAD")
@@ -88,17 +88,17 @@ RESET_PEAK = "5"
 
 
 def reset_peak() -> None:
-    """Start counting again, where the system allows it."""
+    """Reset the peak, if the system allows it."""
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
         return
-    # elsewhere than on Linux, or without permission, the peak is that of the whole process
+    # without Linux or permission, the peak counts from the start of the process
     with suppress(OSError):
         CLEAR.write_text(RESET_PEAK)
 
 
 def peak_mib() -> float | None:
-    """Peak MiB since then; None where the system does not count."""
+    """Peak memory in MiB since the reset; None if the system does not report it."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated() / 2**20
     try:

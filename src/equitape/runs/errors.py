@@ -1,4 +1,4 @@
-"""Errors in one line, and whether one says that memory ran out."""
+"""Errors as one line, and detection of out-of-memory errors."""
 
 import shlex
 import sys
@@ -9,7 +9,7 @@ OUT_OF_MEMORY_PHRASES = ("CUDA out of memory", "CUDA error: out of memory", "can
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message, without a full stop; the name of its class where it has no message."""
+    """The first line of an error's message without the full stop, or its class name if it has no message."""
     return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".: ")
 
 
@@ -20,12 +20,12 @@ def named_line(error: BaseException) -> str:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error, or one that caused it, says that memory ran out."""
+    """Whether an error or one of its causes is an out-of-memory error."""
     found: BaseException | None = error
     while found is not None:
         if isinstance(found, torch.OutOfMemoryError | MemoryError):
             return True
-        # compilers wrap the error in their own class, and for a process that cannot even start torch has no class
+        # compilers wrap the error in their own class; torch has no class for out of memory at process start
         if any(phrase in str(found) for phrase in OUT_OF_MEMORY_PHRASES):
             return True
         found = found.__cause__ or found.__context__
@@ -33,7 +33,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def command_to_continue(*, resume: bool) -> str:
-    """The command line of this process, with --resume where a command needs it to continue."""
+    """The command line of this process, plus --resume if the command needs it to continue."""
     words = ["equitape", *sys.argv[1:]]
     if resume and "--resume" not in words:
         words.append("--resume")
@@ -41,5 +41,5 @@ def command_to_continue(*, resume: bool) -> str:
 
 
 def describe_interrupt(kept: str, *, resume: bool) -> str:
-    """One line. kept: a sentence."""
+    """The message as one line. kept: a sentence that says what is kept."""
     return f"Interrupted. {kept} Continue with: {command_to_continue(resume=resume)}"

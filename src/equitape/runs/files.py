@@ -1,7 +1,7 @@
-"""Files and folders that are either complete or absent, whenever the process is killed.
+"""Atomic writing: a file or folder is either complete or absent, even after a kill.
 
-Everything is written next to its place under a temporary name, which starts with a dot and ends with `.partial`, then
-renamed. Readers ignore such names; `remove_partial` deletes what a killed process left.
+Everything is written next to its target under a temporary name, `.*.partial`, then renamed. Readers ignore such
+names; `remove_partial` deletes those that a killed process left.
 """
 
 import json
@@ -20,7 +20,7 @@ PARTIAL = ".partial"
 
 
 def plain(content: Any) -> Any:
-    """The same content in JSON's types; NaN and infinity become null."""
+    """The same content in JSON types; NaN and infinity become null."""
     if isinstance(content, dict):
         return {str(key): plain(value) for key, value in content.items()}
     if isinstance(content, (list, tuple)):
@@ -31,7 +31,7 @@ def plain(content: Any) -> Any:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file; a kill leaves the old file or the new one."""
+    """Write a file atomically: a kill leaves the old file or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = _aside(path)
     try:
@@ -43,17 +43,17 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write UTF-8 text; a kill leaves the old file or the new one."""
+    """Write UTF-8 text atomically."""
     write_bytes(path, text.encode("utf-8"))
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write JSON; a kill leaves the old file or the new one. NaN and infinity become null."""
+    """Write JSON atomically. NaN and infinity become null."""
     write_text(path, json.dumps(plain(content), indent=1) + "\n")
 
 
 def read_json(path: Path) -> Any:
-    """What a file of JSON holds; None where there is no file, or a damaged one."""
+    """Read JSON; None if the file is missing or damaged."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -62,9 +62,9 @@ def read_json(path: Path) -> Any:
 
 @contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
-    """A folder to write into that becomes `target` when the block ends; an error leaves nothing behind.
+    """A temporary folder that becomes `target` when the block ends, or is deleted on an error.
 
-    A folder that another process has put there in the meantime is kept: both hold the same.
+    If another process created `target` meanwhile, that folder is kept: both have the same content.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     aside = _aside(target)
@@ -82,13 +82,13 @@ def new_folder(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def files_in(directory: Path | str) -> Iterator[Path]:
-    """A folder to write into. At the end its files move to `directory`, descriptions (.json) last.
+    """A temporary folder whose files move to `directory` when the block ends, .json files last.
 
-    An error before that leaves `directory` as it was.
+    An error in the block leaves `directory` unchanged.
     """
     target = Path(directory).expanduser()
     if target.is_file():
-        raise ValueError(f"{str(directory)!r} is a file; give the name of a folder.")
+        raise ValueError(f"{str(directory)!r} is a file; give the path of a folder.")
     aside = _aside(target)
     try:
         aside.mkdir(parents=True)
@@ -102,13 +102,13 @@ def files_in(directory: Path | str) -> Iterator[Path]:
         flush_to_disk(target)
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise OSError(f"{str(directory)!r} cannot be written ({reason}); nothing there was changed.") from error
+        raise OSError(f"Cannot write to {str(directory)!r} ({reason}); nothing there was changed.") from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 
 
 def publish_folder(source: Path, target: Path) -> None:
-    """Rename a complete folder into its place, on the disk before it is visible there."""
+    """Sync a complete folder to disk, then rename it to its target."""
     for path in source.rglob("*"):
         if path.is_file():
             flush_to_disk(path)
@@ -117,7 +117,7 @@ def publish_folder(source: Path, target: Path) -> None:
 
 
 def flush_to_disk(path: Path) -> None:
-    """Wait until a file, or the list of files in a folder, is on the disk and survives a power failure."""
+    """Sync a file, or the entries of a folder, to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -126,7 +126,7 @@ def flush_to_disk(path: Path) -> None:
 
 
 def make_directory(path: Path) -> None:
-    """Create a directory to write into; one sentence where that is impossible."""
+    """Create a writable directory; raise ValueError with one sentence if that fails."""
     if path.exists() and not path.is_dir():
         raise ValueError(f"{path} is a file; choose a directory.")
     try:
@@ -138,12 +138,12 @@ def make_directory(path: Path) -> None:
 
 
 def is_partial(path: Path) -> bool:
-    """Whether a killed process left this file or folder half-written."""
+    """Whether this file or folder is an incomplete one left by a killed process."""
     return path.name.endswith(PARTIAL)
 
 
 def remove_partial(directory: Path) -> None:
-    """Delete what killed processes left half-written in a directory."""
+    """Delete incomplete files and folders that killed processes left in a directory."""
     for path in list(directory.iterdir()) if directory.is_dir() else []:
         if is_partial(path):
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)

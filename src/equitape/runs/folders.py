@@ -1,4 +1,4 @@
-"""What lies where in the folder of a run."""
+"""The layout of a run folder."""
 
 import hashlib
 import re
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def model_folder(name: str) -> str:
-    """The folder that holds a model's weights and tokenizer: a run keeps them in `model/`."""
+    """The folder with a model's weights and tokenizer: `model/` in a run folder."""
     inner = Path(name).expanduser() / "model"
     return str(inner) if (inner / "config.json").is_file() else name
 
@@ -16,13 +16,13 @@ DIGEST_CHARACTERS = 8
 
 
 def file_name(text: str) -> str:
-    """A name as one part of a path: letters, digits, dots, underscores and hyphens, at most 100 characters.
+    """A name as one path component: letters, digits, dots, underscores and hyphens, at most 100 characters.
 
-    Other characters become hyphens. Where that could make two names the same, or where a name is too long or would be
-    "." or "..", a digest of it is added.
+    Other characters become hyphens. A digest is added if that could make two names collide, or if the name is too long,
+    "." or "..".
     """
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", text)
-    # punctuation and spaces may collide with a hyphen, as ever; letters of other scripts must not
+    # punctuation and spaces may collide with a hyphen; letters of other scripts must not
     lost_letters = any(character.isalnum() and not character.isascii() for character in text)
     if name.strip(".-") and len(name) <= MOST_CHARACTERS and not lost_letters:
         return name

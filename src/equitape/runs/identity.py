@@ -1,4 +1,4 @@
-"""Whether a folder holds the run that is about to be made: the same settings, but for those that change no result."""
+"""Whether a folder holds the run that is about to start: equal settings, except those that do not affect results."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -11,21 +11,21 @@ from .lock import LOCK
 
 @dataclass(frozen=True)
 class Difference:
-    """A setting that has two values."""
+    """A setting whose value differs."""
 
     name: str
-    """Dotted, such as train.steps."""
+    """Dotted name, such as train.steps."""
     was: Any
     now: Any
 
     def __str__(self) -> str:
-        return f"{self.name} was {self.was}, now it is {self.now}"
+        return f"{self.name} was {self.was}, now {self.now}"
 
 
 def find_differences(old: dict[str, Any], new: dict[str, Any], ignored: Iterable[str] = ()) -> list[Difference]:
-    """Settings of two levels, as plain data, that differ. A missing setting equals None.
+    """Differences between two nested dictionaries of settings. A missing setting equals None.
 
-    ignored: dotted names of settings that change no result, or of whole parts.
+    ignored: dotted names of settings or groups that do not affect results.
     """
     skipped = set(ignored)
     found = []
@@ -42,31 +42,31 @@ def find_differences(old: dict[str, Any], new: dict[str, Any], ignored: Iterable
 
 
 def holds_nothing(directory: Path) -> bool:
-    """Whether a folder is absent or empty, but for a lock and what a killed process left half-written."""
+    """Whether a folder is absent or empty, ignoring a lock and incomplete files."""
     return not directory.exists() or all(path.name == LOCK or is_partial(path) for path in directory.iterdir())
 
 
 def check_folder(
     directory: Path, kind: str, marker: str, compare: Callable[[], list[Difference]], *, resume: bool
 ) -> None:
-    """Refuse a folder that cannot take this run: a file, other things, another run, or this one without `resume`.
+    """Raise ValueError unless the folder can take this run: it must be empty, or hold the same run with `resume`.
 
-    kind: what it should hold, such as "run". marker: the file that such a folder has. compare: the differences between
-    what it holds and what is about to be made.
+    kind: what it should hold, such as "run". marker: the file that identifies such a folder. compare: returns the
+    differences between the stored and the new run.
     """
     if directory.exists() and not directory.is_dir():
         raise ValueError(f"{directory} is a file; choose a directory.")
     if holds_nothing(directory):
         return
     if not (directory / marker).exists():
-        raise ValueError(f"{directory} is not empty and holds no {kind} to continue; choose another directory.")
+        raise ValueError(f"{directory} is not empty and has no {kind} to continue; choose another directory.")
     differences = compare()
     if differences:
         listed = "; ".join(map(str, differences))
         raise ValueError(
-            f"{directory} holds another {kind} ({listed}). Use the same settings, or choose another directory."
+            f"{directory} already holds a different {kind} ({listed}). Use its settings, or choose another directory."
         )
     if not resume:
         raise ValueError(
-            f"{directory} holds this {kind} already; continue it with --resume, or choose another directory."
+            f"{directory} already holds this {kind}; continue it with --resume, or choose another directory."
         )

@@ -1,4 +1,4 @@
-"""One process per run folder: a second one is refused and learns who works there."""
+"""A lock per run folder: a second process is refused and sees which process holds it."""
 
 import fcntl
 import json
@@ -15,14 +15,14 @@ LOCK = ".lock"
 
 
 class LockedError(ValueError):
-    """Another process works in a folder."""
+    """Another process holds the lock of a folder."""
 
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Keep other processes out of a folder, which is created if necessary.
+    """Lock a folder against other processes; create it if necessary.
 
-    A lock whose process has died on this machine is taken over.
+    A lock is taken over if its process has died on this machine.
     """
     make_directory(directory)
     path = directory / LOCK
@@ -40,7 +40,7 @@ def _acquire(path: Path) -> None:
     try:
         while True:
             try:
-                # a link appears with its content, or fails because another process was first
+                # linking is atomic: it appears with its content, or fails because another process was first
                 os.link(mine, path)
                 return
             except FileExistsError:
@@ -54,7 +54,7 @@ def _acquire(path: Path) -> None:
 
 
 def _remove_stale(path: Path, owner: dict[str, Any]) -> None:
-    """Remove the lock of a dead process, unless another process has replaced it meanwhile."""
+    """Remove the lock of a dead process, unless another process has replaced it."""
     with _alone_on_this_machine(path.parent):
         if read_json(path) == owner:
             path.unlink(missing_ok=True)
@@ -62,7 +62,7 @@ def _remove_stale(path: Path, owner: dict[str, Any]) -> None:
 
 @contextmanager
 def _alone_on_this_machine(directory: Path) -> Iterator[None]:
-    """Make other processes of this machine wait; those of other machines take no lock over. A kill ends the wait."""
+    """Make other processes on this machine wait; those on other machines take over no lock. A kill ends the wait."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         # some network file systems cannot lock a folder
@@ -86,14 +86,14 @@ def _has_died(owner: dict[str, Any]) -> bool:
         return True
     except PermissionError:
         return False
-    # another process may have the same number by now
+    # the process id may have been reused
     return owner.get("started") != _start_time(owner["pid"])
 
 
 def _start_time(pid: int) -> str | None:
-    """When a process started, in the system's clock ticks; None where the system does not say."""
+    """Start time of a process in clock ticks; None if the system does not report it."""
     try:
-        # the second field, the name in brackets, may contain spaces
+        # the second field, the name in parentheses, may contain spaces
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except (OSError, IndexError):
         return None
@@ -101,8 +101,8 @@ def _start_time(pid: int) -> str | None:
 
 def _refusal(path: Path, owner: Any) -> str:
     if not isinstance(owner, dict):
-        return f"{path.parent} is locked by an unreadable {path}. If no process works there, delete it."
+        return f"{path.parent} is locked by an unreadable {path}. If no process uses this folder, delete the lock."
     return (
         f"Process {owner.get('pid')} on {owner.get('host')} is working in {path.parent}. Wait for it to end, or choose "
-        f"another directory. If it is not running any more, delete {path}."
+        f"another directory. If it is no longer running, delete {path}."
     )

@@ -1,10 +1,10 @@
-"""What a command is doing: named phases with a bar on a terminal, and elsewhere one line per minute.
+"""Progress of a command: named phases, as bars on a terminal or as one line per minute elsewhere.
 
     progress = Progress(console)
     with progress.phase("training", total=1000, unit="step") as phase:
         phase.update(17, "loss 2.31")
 
-Several runs share one display, which then also shows the time left of all of them:
+Several runs share one display, which then also shows the remaining time of all runs:
 
     with progress.over_runs(12):
         ...
@@ -24,7 +24,7 @@ SECONDS_BETWEEN_LINES = 60
 
 
 class Phase:
-    """One piece of work with a name."""
+    """One named piece of work."""
 
     def __init__(self, display: "Progress", name: str, total: float | None, done: float, unit: str, main: bool):
         self.name = name
@@ -37,10 +37,10 @@ class Phase:
         self._row = display._bar.add_task(escape(name), total=total, count=self.count, figures="")
         display._bar.update(self._row, completed=done)
         self.share_before = self.share
-        """Done by an earlier process, which says nothing about the speed of this one."""
+        """Work done by an earlier process; excluded from the speed of this one."""
 
     def update(self, done: float | None = None, figures: str | None = None, total: float | None = None) -> None:
-        """Set how much is done, of how much, and figures to show next to it."""
+        """Set how much is done, the total, and figures to show next to the bar."""
         self.done = self.done if done is None else done
         self.total = self.total if total is None else total
         self.figures = self.figures if figures is None else figures
@@ -50,17 +50,17 @@ class Phase:
         self._display._tick()
 
     def advance(self, amount: float) -> None:
-        """Add to what is done."""
+        """Advance by an amount."""
         self.update(self.done + amount)
 
     @property
     def share(self) -> float:
-        """How much of it is done, from 0 to 1; 0 where the total is unknown."""
+        """Fraction done, from 0 to 1; 0 if the total is unknown."""
         return min(1.0, self.done / self.total) if self.total else 0.0
 
     @property
     def count(self) -> str:
-        """How much is done, in words."""
+        """How much is done, as text."""
         if self._unit:
             total = "" if self.total is None else f" of {self.total:,.0f}"
             return f"{self._unit} {self.done:,.0f}{total}"
@@ -68,7 +68,7 @@ class Phase:
 
 
 class Progress:
-    """Shows phases on a console; without one, nothing."""
+    """Shows phases on a console; shows nothing without one."""
 
     def __init__(self, console: Console | None = None):
         self.console = console or Console(quiet=True)
@@ -95,7 +95,7 @@ class Progress:
     ) -> Iterator[Phase]:
         """Show a phase while the block runs.
 
-        done: how much of `total` an earlier process did. unit: what they count. main: its share stands for the run's.
+        done: part of `total` done by an earlier process. unit: what is counted. main: its fraction is that of the run.
         """
         with self._shown():
             phase = Phase(self, name, total, done, unit, main)
@@ -103,14 +103,14 @@ class Progress:
             try:
                 yield phase
             finally:
-                # a short phase, too, shows its end
+                # show the end of short phases too
                 self._bar.refresh()
                 self._phases.remove(phase)
                 self._bar.remove_task(phase._row)
 
     @contextmanager
     def over_runs(self, count: int) -> Iterator[None]:
-        """Show the time left of so many runs while the block runs."""
+        """Show the remaining time of `count` runs while the block runs."""
         self._began, self._runs, self._ended_runs = time.monotonic(), count, 0
         with self._shown():
             if count > 1:
@@ -123,12 +123,12 @@ class Progress:
                 self._overall, self._runs = None, 0
 
     def end_run(self) -> None:
-        """One of the runs has ended."""
+        """Count one run as ended."""
         self._ended_runs += 1
         self._tick()
 
     def seconds_left(self) -> float | None:
-        """Of all runs, or of the one that is shown; None before anything is known."""
+        """Remaining seconds of all runs, or of the current one; None if unknown."""
         counted = [phase for phase in list(self._phases) if phase.main or not self._runs]
         share = self._ended_runs + sum(phase.share for phase in counted)
         gained = share - sum(phase.share_before for phase in counted)
@@ -162,7 +162,7 @@ class Progress:
                 self._bar.stop()
 
     def _print_lines(self, ended: threading.Event) -> None:
-        """A phase that reports nothing for long is shown too."""
+        """Refresh the display while a phase reports nothing."""
         while not ended.wait(SECONDS_BETWEEN_LINES / 4):
             self._tick()
 
@@ -189,7 +189,7 @@ class Progress:
 
 
 def describe_seconds(seconds: float) -> str:
-    """Seconds, minutes or hours."""
+    """A duration in seconds, minutes or hours."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

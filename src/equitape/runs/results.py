@@ -1,6 +1,6 @@
-"""Results of runs, comparisons and evaluations as dataclasses; run.json, results.json and report.json hold them.
+"""Results of runs, comparisons and evaluations: the dataclasses stored in run.json, results.json and report.json.
 
-`to_dict` gives the JSON of a file and `from_dict` reads it, also where an older version wrote it. NaN and infinity are
+`to_dict` returns the JSON data of a file; `from_dict` reads it, including files of older versions. NaN and infinity are
 null in JSON and None here.
 """
 
@@ -13,23 +13,23 @@ from typing import Any, Self
 from .files import plain
 
 DONE, NAN, FAILED, MISSING = "done", "nan", "failed", "missing"
-"""How a run ended: finished, stopped at a NaN or infinite loss, stopped by an error, or not run yet."""
+"""How a run ended: finished, stopped by a NaN or infinite loss, stopped by an error, or not run yet."""
 PERCENT = "%"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """How to read the figures of one metric. The task that computes a metric declares it."""
+    """How to read the figures of one metric. The task that computes the metric declares it."""
 
     name: str
-    """Figures are called this, or start with it and an underscore: "exact_match" covers "exact_match_outside"."""
+    """A figure belongs to the metric by this name or prefix: "exact_match" covers "exact_match_outside"."""
     higher_is_better: bool | None
-    """None where neither direction is better."""
+    """None if neither direction is better."""
     unit: str = ""
-    """"%" for shares in per cent; empty for plain numbers."""
+    """"%" for percentages; empty for plain numbers."""
 
     def covers(self, name: str) -> bool:
-        """Whether a figure of this name is of this metric."""
+        """Whether a figure of this name belongs to this metric."""
         return name == self.name or name.startswith(f"{self.name}_")
 
 
@@ -42,47 +42,47 @@ LOSS = Metric(name="loss", higher_is_better=False)
 PERPLEXITY = Metric(name="perplexity", higher_is_better=False)
 BITS_PER_BYTE = Metric(name="bits_per_byte", higher_is_better=False)
 KNOWN_METRICS = (ACCURACY, TOKEN_ACCURACY, EXACT_MATCH, ERROR, SCORE, LOSS, PERPLEXITY, BITS_PER_BYTE)
-"""Metrics that several tasks compute; also those of files from before tasks declared their metrics."""
+"""Metrics that several tasks compute, and those of files older than declared metrics."""
 
 
 def find_metric(declared: Iterable[Metric], name: str) -> Metric:
-    """The most specific declared metric that covers a figure; one without a direction where none does."""
+    """The most specific declared metric that covers a figure; without one, a metric without a direction."""
     covering = [metric for metric in declared if metric.covers(name)]
     return max(covering, key=lambda metric: len(metric.name), default=Metric(name=name, higher_is_better=None))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stored:
-    """Base of what is stored as JSON."""
+    """Base class of results stored as JSON."""
 
     @classmethod
     def from_dict(cls, content: dict[str, Any]) -> Self:
-        """Read plain data. Unknown keys, of a later version, are ignored."""
+        """Read plain data. Unknown keys, from later versions, are ignored."""
         known = {entry.name for entry in fields(cls)}
         return cls(**{key: value for key, value in content.items() if key in known})
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, fit for JSON."""
+        """Plain data for JSON."""
         return plain(asdict(self))
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeatMap(Stored):
-    """A score for every pair of two properties, for example exact match by the lengths of both operands."""
+    """A score for each pair of values of two properties, such as exact match by the lengths of both operands."""
 
     title: str
     row_label: str
     rows: list[Any]
-    """Names or numbers of the rows."""
+    """Row labels."""
     column_label: str
     columns: list[Any]
     values: list[list[float]]
-    """One list per row; NaN (None when read from a file) where there is no score."""
+    """One list per row; NaN (None if read from a file) for a missing score."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Curve(Stored):
-    """A score against one property, for example perplexity against length."""
+    """A score against one property, such as perplexity against length."""
 
     title: str
     x_label: str
@@ -93,7 +93,7 @@ class Curve(Stored):
 
 @dataclass(frozen=True, kw_only=True)
 class Bars(Stored):
-    """A score of several things, such as tasks or bins of lengths; NaN where there is no score."""
+    """Scores of several items, such as tasks or length bins; NaN for a missing score."""
 
     title: str
     row_label: str
@@ -101,16 +101,16 @@ class Bars(Stored):
     value_label: str
     values: list[float]
     counts: list[int] | None = None
-    """How many examples each score is of, where that differs."""
+    """Number of examples per score, if it varies."""
     most: float | None = None
-    """The highest possible score, where it is known."""
+    """The highest possible score, if known."""
     errors: list[float] | None = None
-    """The standard error of each score; NaN where it is unknown."""
+    """Standard error per score; NaN if unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation(Stored):
-    """What a trained model scored. Figures whose names contain "outside" are out of distribution, all others inside."""
+    """Scores of a trained model. Figures with "outside" in their name are out of distribution, all others inside."""
 
     metrics: dict[str, float]
     heat_maps: list[HeatMap] = field(default_factory=list)
@@ -130,25 +130,25 @@ class RunResult(Stored):
     """One run of a recipe: one encoding trained with one seed. run.json holds it."""
 
     label: str
-    """What reports call the encoding, unique in a comparison ("tape", "tape, no carry")."""
+    """Label of the encoding in reports, unique in a comparison ("tape", "tape, no carry")."""
     encoding: dict[str, Any]
-    """{kind, ...} with every option."""
+    """{kind, ...} with all options."""
     seed: int
     status: str = MISSING
     """"done", "nan" (a loss or gradient was NaN or infinite), "failed", or "missing" (not run yet)."""
-    note: str = "This run has not been made yet."
-    """One sentence where status is not "done", else empty."""
+    note: str = "This run has not started yet."
+    """One sentence if status is not "done", else empty."""
     parameters: int | None = None
-    """Number of weights."""
+    """Number of parameters."""
     steps: int = 0
     """Optimizer steps done."""
     trained_tokens: int = 0
     """Tokens seen, without padding."""
     seconds: float | None = None
-    """Time of training steps, compilation included; without evaluation, saving and start-up."""
+    """Time of training steps including compilation, excluding evaluation, saving and start-up."""
     tokens_per_second: float | None = None
     peak_mib: float | None = None
-    """Peak memory while training, of the GPU or, without one, of the process; None where it is unknown."""
+    """Peak memory in training, of the GPU, or of the process without a GPU; None if unknown."""
     evaluate_seconds: float | None = None
     log: list[list[float]] = field(default_factory=list)
     """[[step, loss], ...], at most about 400 points, each the mean of the steps up to it."""
@@ -156,8 +156,8 @@ class RunResult(Stored):
     """None unless status is "done"."""
     environment: dict[str, Any] | None = None
     """{equitape, torch, transformers, accelerate, python, device, processor, commit, date, side_by_side}; None for a
-    run that was not made. commit: None outside a git checkout, with "+changes" after it when files differ from it.
-    date: start of the run, UTC, ISO 8601. side_by_side: how many runs shared the machine."""
+    run that has not started. commit: None outside a git checkout; ends with "+changes" if files differ from it.
+    date: start of the run, UTC, ISO 8601. side_by_side: number of runs in parallel on the machine."""
 
     @classmethod
     def from_dict(cls, content: dict[str, Any]) -> Self:
@@ -170,7 +170,7 @@ class RunResult(Stored):
         return self.status == DONE
 
     def metric(self, name: str) -> float | None:
-        """A figure of the evaluation; None where there is none."""
+        """A figure of the evaluation, or None."""
         return None if self.evaluation is None else self.evaluation.metrics.get(name)
 
 
@@ -181,15 +181,15 @@ class TaskResult(Stored):
     name: str
     idea: str = ""
     headline: str
-    """The metric to show first."""
+    """Name of the headline metric."""
     higher_is_better: bool = True
-    """Of the headline."""
+    """Whether a higher headline is better."""
     trained_length: int | None = None
     tested_length: int | None = None
     metrics: tuple[Metric, ...] = KNOWN_METRICS
-    """What the task computes."""
+    """Metrics that the task computes."""
     warning: str = ""
-    """What readers of the scores must know about the data."""
+    """A caveat about the data for readers of the scores."""
 
     @classmethod
     def from_dict(cls, content: dict[str, Any]) -> Self:
@@ -212,16 +212,16 @@ class Comparison(Stored):
     name: str
     """The recipe's name."""
     recipe: dict[str, Any]
-    """The whole resolved recipe, overrides applied; written to a file, it repeats the comparison."""
+    """The resolved recipe with overrides applied; as a file, it reproduces the comparison."""
     task: TaskResult
     claims: dict[str, dict[str, float]] = field(default_factory=dict)
-    """{label: {metric: number}} that others published for this task: claims, not measurements."""
+    """{label: {metric: number}} published elsewhere for this task: claims, not measurements."""
     claims_source: str | None = None
-    """Who claims them, in one line."""
+    """Source of the claims, in one line."""
     environment: dict[str, str] = field(default_factory=dict)
-    """Of the runs below, as text; values joined by commas where runs differ."""
+    """Environment of the runs below, as text; values joined by commas if runs differ."""
     runs: list[RunResult]
-    """In the order of the recipe: encodings outside, seeds inside."""
+    """In recipe order: encodings outside, seeds inside."""
 
     @classmethod
     def from_dict(cls, content: dict[str, Any]) -> Self:
@@ -234,7 +234,7 @@ class Comparison(Stored):
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read a results.json; one sentence where it is none."""
+        """Read a results.json; raise ValueError with one sentence if it is invalid."""
         try:
             return cls.from_dict(json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -248,29 +248,29 @@ class EvaluationReport(Stored):
     task: str
     options: dict[str, Any]
     examples: dict[str, Any]
-    """Which examples were scored: counts and digests of the data."""
+    """Which examples were scored: counts and data digests."""
     model: dict[str, Any]
     """name, class, encoding, context, parameters, dtype, weights."""
     idea: str = ""
     headline: str
     higher_is_better: bool = True
-    """Of the headline."""
+    """Whether a higher headline is better."""
     declared: tuple[Metric, ...] = KNOWN_METRICS
     """How to read the figures in `metrics` and `short`."""
     protocol: list[str]
     """How it was measured, in sentences."""
     metrics: dict[str, float | None]
     short: dict[str, float | None] = field(default_factory=dict)
-    """Quality at short lengths, which a longer context must not cost."""
+    """Quality at short lengths, which context extension must preserve."""
     intervals: dict[str, list[float]] = field(default_factory=dict)
-    """[low, high] of metrics that have an interval: 95 %, over documents."""
+    """[low, high]: 95 % confidence intervals over documents, for metrics that have one."""
     notes: list[str] = field(default_factory=list)
-    """What a reader must know: what was cut, left out or could not be run."""
+    """Caveats for the reader: truncated or skipped examples, failures."""
     grids: list[HeatMap] = field(default_factory=list)
     curves: list[Curve] = field(default_factory=list)
     bars: list[Bars] = field(default_factory=list)
     cost: dict[str, Any] = field(default_factory=dict)
-    """seconds, tokens, peak_mib; None where unknown."""
+    """seconds, tokens, peak_mib; None if unknown."""
     environment: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -294,7 +294,7 @@ class EvaluationReport(Stored):
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read a report.json; one sentence where it is none."""
+        """Read a report.json; raise ValueError with one sentence if it is invalid."""
         try:
             return cls.from_dict(json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -36,7 +36,7 @@ class TaskBase:
     headline: ClassVar[str]
     """The metric that reports show first."""
     higher_is_better: ClassVar[bool] = True
-    """Of the headline."""
+    """Whether a higher headline is better."""
     metrics: ClassVar[tuple[Metric, ...]] = KNOWN_METRICS
     """How to read the figures of a task: direction and unit of each metric."""
 

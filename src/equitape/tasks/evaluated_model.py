@@ -134,7 +134,7 @@ def probe_cache(model: Any) -> Any:
 
 
 def model_label(name: str, label: str | None = None) -> str:
-    """The name of a model in reports: the label, or the name of its folder."""
+    """The name of a model in reports: the label, or its folder's name."""
     return label or Path(name).expanduser().resolve().name
 
 
@@ -147,16 +147,16 @@ def load_evaluated_model(
     device: str | None = None,
     label: str | None = None,
 ) -> EvaluatedModel:
-    """Load a model by its folder or file. Pretrained models keep the class that transformers gives them.
+    """Load a model from its folder or file. Pretrained models keep the class that transformers gives them.
 
     base: the model under an adapter. tokenizer: its folder, or "bytes". label: the model's name in reports.
     """
     place = choose_device(device)
     check_model(name, base)
     if not is_local(name):
-        # otherwise a mistyped folder would be reported as a missing tokenizer
+        # otherwise a mistyped folder would look like a missing tokenizer
         check_hub(name)
-    # the tokenizer first: if it is missing, the error comes before minutes of loading
+    # load the tokenizer first, so that a missing one fails before minutes of loading
     loaded_tokenizer = load_tokenizer_of(name, base, tokenizer)
     model = load_model(name, dtype, base, as_ours=False)
     return EvaluatedModel(model=model.to(place), tokenizer=loaded_tokenizer, name=model_label(name, label))

@@ -45,7 +45,7 @@ class Report:
     """How it was measured, in sentences: lengths, strides, prompts, scores."""
     metrics: dict[str, float]
     short: dict[str, float]
-    """Quality at short lengths, which a longer context must not cost."""
+    """Quality at short lengths, which context extension must preserve."""
     notes: list[str] = field(default_factory=list)
     """What must not go unsaid: what was cut, left out or could not be run."""
     intervals: dict[str, list[float]] = field(default_factory=dict)

@@ -172,7 +172,7 @@ class LengthOptions(PromptOptions):
     stride: Positive = 1
     """Evaluate only the sizes stride, 2 stride, 3 stride, ...; 1 evaluates all."""
 
-    # without an annotation, which would make it look like a setting
+    # not annotated: an annotation would make it a setting
     unit = ""
     """What sizes count: subclasses have the settings trained_UNIT and tested_UNIT."""
 

@@ -81,7 +81,7 @@ class QuestionExamples(Dataset[dict[str, Tensor]]):
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         epoch, place = divmod(index, len(self.rows))
         if epoch != self._epoch:
-            # a large odd multiplier keeps the seeds of neighbouring runs apart
+            # a large odd multiplier separates the random streams of neighbouring seeds
             generator = torch.Generator().manual_seed((self.seed * 1_000_003 + epoch) % 2**63)
             self._order, self._epoch = torch.randperm(len(self.rows), generator=generator), epoch
         document, question, answer = self.rows[int(self._order[place])]

@@ -1,1 +1,1 @@
-"""Training: settings, one run on transformers' Trainer, recipes, and the comparison of many runs."""
+"""Training: settings, one run on transformers' Trainer, recipes, and comparisons of many runs."""

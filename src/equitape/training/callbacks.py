@@ -1,4 +1,4 @@
-"""Between the steps of a run: log, evaluation, checkpoints, clock, and the stop at a NaN or infinite loss."""
+"""The callback of a training run: log, evaluation, checkpoints, timing, and the stop at a NaN or infinite loss."""
 
 import random
 import time
@@ -24,19 +24,19 @@ Evaluate = Callable[[Any, int], dict[str, float]]
 
 @dataclass
 class Meter:
-    """Time, tokens and memory of a run, including what it did before an interruption."""
+    """Time, tokens and memory of a run, including those before an interruption."""
 
     seconds: float = 0.0
-    """Time of training steps and of reading their data, without evaluation and saving."""
+    """Time of training steps and their data loading, excluding evaluation and saving."""
     tokens: int = 0
     steady_seconds: float = 0.0
-    """The same without the first steps after each start, which compile and warm up."""
+    """`seconds` without the first steps after each start, which compile and warm up."""
     steady_tokens: int = 0
     peak_mib: float | None = None
 
     @property
     def tokens_per_second(self) -> float:
-        """Speed after the first steps."""
+        """Throughput after the first steps."""
         tokens, seconds = (
             (self.steady_tokens, self.steady_seconds) if self.steady_tokens else (self.tokens, self.seconds)
         )
@@ -44,7 +44,7 @@ class Meter:
 
 
 class Bookkeeper(TrainerCallback):
-    """Trainer calls it after every step. Steps after the last checkpoint are lost in a kill, and done again."""
+    """Called by Trainer after every step. After a kill, steps since the last checkpoint are repeated."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Bookkeeper(TrainerCallback):
         evaluate: Evaluate | None,
         phase: Phase,
     ):
-        """phase: shows the progress of training."""
+        """phase: the progress display of training."""
         self.log = log
         self.settings = settings
         self.run_dir = run_dir
@@ -69,7 +69,7 @@ class Bookkeeper(TrainerCallback):
         self._window: float | None = None
 
     def share_of_time(self) -> float:
-        """The share of a budget in minutes that is spent."""
+        """The spent fraction of a budget in minutes."""
         assert self.settings.minutes is not None
         return min(1.0, self.meter.seconds / (60 * self.settings.minutes))
 
@@ -96,7 +96,7 @@ class Bookkeeper(TrainerCallback):
     ) -> TrainerControl:
         step = state.global_step
         self.log.end_step(step, self._rate)
-        # the count of steps needs nothing from the device, so it does not wait for it
+        # the step count is known on the host, so this does not wait for the device
         self.phase.update(step if self.settings.minutes is None else self.meter.seconds)
         if self.settings.minutes is not None and self.share_of_time() >= 1:
             control.should_training_stop = control.should_save = True
@@ -111,7 +111,7 @@ class Bookkeeper(TrainerCallback):
             self._measure(lines)
             self._show(step, lines)
         if self.log.bad_step is not None:
-            # earlier checkpoints are good, the weights in memory are not
+            # earlier checkpoints are good; the weights in memory are not
             control.should_training_stop, control.should_save = True, False
         elif evaluates:
             self._evaluate(kwargs["model"], step)
@@ -131,7 +131,7 @@ class Bookkeeper(TrainerCallback):
         self._mark = now
 
     def _measure(self, lines: list[dict[str, Any]]) -> None:
-        """Update the meter. The device must be idle, so that the time is that of finished work."""
+        """Update the meter. The device must be idle, so that only finished work is timed."""
         meter = self.meter
         if self._window is not None and lines:
             meter.steady_seconds += meter.seconds - self._window
@@ -168,7 +168,7 @@ class Bookkeeper(TrainerCallback):
 
 
 def open_tensorboard(run_dir: Path, step: int) -> Any:
-    """A writer into run_dir/tensorboard that drops what came after a step; None without TensorBoard."""
+    """A TensorBoard writer to run_dir/tensorboard that drops data after `step`; None without TensorBoard."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
@@ -178,7 +178,7 @@ def open_tensorboard(run_dir: Path, step: int) -> Any:
 
 @contextmanager
 def untouched_generators() -> Iterator[None]:
-    """Keep the random states: what is drawn inside does not change the random numbers of training."""
+    """Restore the random states on exit, so that code in the block does not change training."""
     states = random.getstate(), numpy.random.get_state()
     with torch.random.fork_rng():
         yield

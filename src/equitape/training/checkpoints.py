@@ -1,8 +1,8 @@
-"""Checkpoints that a kill at any moment cannot damage: written aside, listed with their checksums, then renamed.
+"""Atomic checkpoints: written to a temporary folder, listed with checksums, then renamed. A kill cannot damage them.
 
 A run directory holds
 
-    saving/                    what is being written now; never read, and removed when a run starts
+    saving/                    the checkpoint being written; never read, and removed when a run starts
     checkpoints/checkpoint-N/  complete checkpoints, each with a manifest of its files
 """
 
@@ -20,9 +20,9 @@ MANIFEST = "manifest.json"
 
 
 def publish(partial: Path, run_dir: Path, progress: dict[str, Any], keep: int) -> Path:
-    """Move a checkpoint that was written aside into its place, then remove all but the newest `keep` checkpoints.
+    """Move a written checkpoint to `checkpoints/`, then remove all but the newest `keep` checkpoints.
 
-    progress: what the run knows besides the state of Trainer; `read_progress` returns it.
+    progress: what the run stores in addition to Trainer's state; `read_progress` returns it.
     """
     files = sorted(path for path in partial.rglob("*") if path.is_file())
     listed = {str(path.relative_to(partial)): [path.stat().st_size, _checksum(path)] for path in files}
@@ -30,7 +30,7 @@ def publish(partial: Path, run_dir: Path, progress: dict[str, Any], keep: int) -
     target = run_dir / CHECKPOINTS / partial.name
     target.parent.mkdir(exist_ok=True)
     if target.exists():
-        # damaged: a run that resumed from an older checkpoint has reached this step again
+        # a damaged one: the run resumed from an older checkpoint and has reached this step again
         remove(target)
     publish_folder(partial, target)
     for old in _by_step(run_dir)[:-keep]:
@@ -44,7 +44,7 @@ def newest(run_dir: Path) -> Path | None:
 
 
 def damaged(run_dir: Path) -> list[Path]:
-    """Checkpoints newer than the newest complete one, which cannot be used."""
+    """Damaged checkpoints newer than the newest complete one."""
     found = []
     for path in reversed(_by_step(run_dir)):
         if is_complete(path):
@@ -54,7 +54,7 @@ def damaged(run_dir: Path) -> list[Path]:
 
 
 def is_complete(checkpoint: Path) -> bool:
-    """Whether every file of a checkpoint is there, with its size and checksum."""
+    """Whether every file of a checkpoint exists with its size and checksum."""
     try:
         listed = json.loads((checkpoint / MANIFEST).read_text())["files"]
         return all(
@@ -66,23 +66,23 @@ def is_complete(checkpoint: Path) -> bool:
 
 
 def step_of(checkpoint: Path) -> int:
-    """The step after which a checkpoint was written."""
+    """The step of a checkpoint."""
     return int(checkpoint.name.rpartition("-")[2])
 
 
 def read_progress(checkpoint: Path) -> dict[str, Any]:
-    """The progress that `publish` was given."""
+    """The progress stored by `publish`."""
     return json.loads((checkpoint / MANIFEST).read_text())["progress"]
 
 
 def remove(checkpoint: Path) -> None:
-    """Delete a checkpoint, its manifest first: what a kill leaves is then not a checkpoint any more."""
+    """Delete a checkpoint, its manifest first, so that a kill does not leave one that looks complete."""
     (checkpoint / MANIFEST).unlink(missing_ok=True)
     shutil.rmtree(checkpoint, ignore_errors=True)
 
 
 def discard(run_dir: Path) -> None:
-    """Delete all checkpoints of a finished run, and what was being written."""
+    """Delete all checkpoints of a finished run, and incomplete ones."""
     for checkpoint in _by_step(run_dir):
         remove(checkpoint)
     for folder in (CHECKPOINTS, SAVING):

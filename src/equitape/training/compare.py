@@ -1,7 +1,7 @@
-"""Every encoding and seed of a recipe, trained and scored, and one results.json about all of them.
+"""Train and score every encoding of a recipe with every seed, and write one results.json.
 
-results.json holds a `runs.results.Comparison`, run.json in the folder of each run a `runs.results.RunResult`. Figures
-whose names contain "outside" are out of distribution, all others inside.
+results.json holds a `runs.results.Comparison`, run.json in each run folder a `runs.results.RunResult`. Figures with
+"outside" in their name are out of distribution, all others inside.
 """
 
 import gc
@@ -15,6 +15,7 @@ import torch
 from rich.console import Console
 from rich.markup import escape
 
+from ..registry import counted
 from ..runs.environment import join_environments
 from ..runs.files import remove_partial, write_json, write_text
 from ..runs.lock import locked
@@ -33,9 +34,9 @@ ERROR = "error.txt"
 
 
 def compare(plan: Plan, out_dir: Path, *, jobs: int = 1, console: Console | None = None) -> Comparison:
-    """Make every run that is not made yet, continue interrupted ones, and write results.json.
+    """Start missing runs, continue interrupted ones, and write results.json.
 
-    A run that fails does not stop the others; the next call tries it again. jobs: how many processes run side by side.
+    A failed run does not stop the others; the next call repeats it. jobs: number of parallel processes.
     """
     with locked(out_dir):
         return _compare(plan, out_dir, jobs, console or Console(quiet=True))
@@ -47,8 +48,8 @@ def _compare(plan: Plan, out_dir: Path, jobs: int, console: Console) -> Comparis
     remove_partial(out_dir)
     write_text(out_dir / run.RECIPE, to_yaml(plan.recipe))
     run.keep_digest(out_dir, plan.task)
-    # the first seed of every encoding, then the second: an interrupted comparison can be read, and compiled code serves
-    # the other seeds
+    # the first seed of every encoding, then the second: an interrupted comparison is still readable, and other seeds
+    # reuse the compiled code
     runs = sorted(plan.runs, key=lambda run: run[0].seeds.index(run[1]))
     waiting = []
     for choice, seed in runs:
@@ -61,7 +62,7 @@ def _compare(plan: Plan, out_dir: Path, jobs: int, console: Console) -> Comparis
             with locked(folder):
                 tidy(folder, ended)
     if len(waiting) < len(runs):
-        console.print(f"{len(runs) - len(waiting)} of {len(runs)} runs are done already.")
+        console.print(f"Already done: {len(runs) - len(waiting)} of {counted(len(runs), 'run')}.")
 
     progress = Progress(console)
 
@@ -73,7 +74,7 @@ def _compare(plan: Plan, out_dir: Path, jobs: int, console: Console) -> Comparis
     jobs = min(jobs, len(waiting))
     with progress.over_runs(len(waiting)):
         if jobs > 1:
-            console.print(f"{len(waiting)} runs, {jobs} side by side.")
+            console.print(f"{len(waiting)} runs, {jobs} in parallel.")
             content = resolved(plan.recipe)
             arguments = {(label, seed): (content, label, seed, out_dir, jobs) for label, seed in waiting}
             logs = {(label, seed): run_folder(out_dir, label, seed) / LOG for label, seed in waiting}
@@ -90,17 +91,17 @@ def _compare(plan: Plan, out_dir: Path, jobs: int, console: Console) -> Comparis
     left_out = runs_left_out(plan, out_dir)
     if left_out:
         names = escape(", ".join(left_out))
-        console.print(f"Finished, but of other encodings or seeds and so not in the report: {names}.")
+        console.print(f"Finished runs of other encodings or seeds are not in the report: {names}.")
     return results
 
 
 def describe_kept(plan: Plan, out_dir: Path) -> str:
-    """What an interrupted comparison has kept, in a sentence."""
+    """One sentence about what an interrupted comparison has kept."""
     folders = [run_folder(out_dir, choice.label, seed) for choice, seed in plan.runs]
     ended = sum(finished(folder) is not None for folder in folders)
     begun = sum(finished(folder) is None and checkpoints.newest(folder) is not None for folder in folders)
     partly = f", and checkpoints of {begun} more" if begun else ""
-    return f"{ended} of {len(folders)} runs{partly} are kept in {out_dir}."
+    return f"Kept {ended} of {counted(len(folders), 'run')}{partly} in {out_dir}."
 
 
 def runs_left_out(plan: Plan, out_dir: Path) -> list[str]:
@@ -110,16 +111,16 @@ def runs_left_out(plan: Plan, out_dir: Path) -> list[str]:
 
 
 def check_directory(out_dir: Path, recipe: Recipe) -> None:
-    """Refuse a directory of another comparison. Encodings and seeds may be added; all else must be the same."""
+    """Raise ValueError for the directory of a different comparison. Only encodings and seeds may be added."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ValueError("compare starts its own processes (--jobs); launch several with equitape train only.")
+        raise ValueError("equitape compare starts its own processes (--jobs); use launchers with equitape train only.")
     if (out_dir / LOG).exists():
-        raise ValueError(f"{out_dir} holds a single run, of equitape train; choose another directory.")
+        raise ValueError(f"{out_dir} holds a single run of equitape train; choose another directory.")
     run.check_directory(out_dir, recipe, resume=True, varies=("encodings", "seeds"))
     for choice in recipe.choices:
         for seed in choice.seeds:
             folder = run_folder(out_dir, choice.label, seed)
-            # a run that failed before it began has no recipe
+            # a run that failed early has no recipe
             if (folder / run.RECIPE).exists():
                 run.check_directory(folder, run.single_run(recipe, choice.label, seed), resume=True)
 
@@ -132,7 +133,7 @@ def run_folder(out_dir: Path, label: str, seed: int) -> Path:
 def attempt(
     plan: Plan, label: str, seed: int, out_dir: Path, progress: Progress | None = None, jobs: int = 1
 ) -> RunResult:
-    """Make a run; an error becomes its result."""
+    """Execute a run; an error becomes its result."""
     folder = run_folder(out_dir, label, seed)
     (folder / ERROR).unlink(missing_ok=True)
     try:
@@ -155,12 +156,12 @@ def describe_failure(plan: Plan, label: str, seed: int, reason: str) -> RunResul
 
 
 def attempt_anew(content: dict[str, Any], label: str, seed: int, out_dir: Path, jobs: int) -> RunResult:
-    """As `attempt`, in a process that has only the recipe."""
+    """`attempt` in a new process, which gets only the recipe."""
     return attempt(make_plan(parse_recipe(content)), label, seed, out_dir, jobs=jobs)
 
 
 def show_end(console: Console, plan: Plan, result: RunResult) -> None:
-    """One line about a run that ended."""
+    """Print one line about a finished run."""
     name = f"{escape(result.label)}, seed {result.seed}"
     if not result.done:
         console.print(f"[red]{name}: {result.status}.[/red] {escape(result.note)}")
@@ -173,7 +174,7 @@ def show_end(console: Console, plan: Plan, result: RunResult) -> None:
 
 
 def collect(plan: Plan, out_dir: Path) -> Comparison:
-    """The results of all runs, from what they left in their folders."""
+    """The results of all runs, read from their folders."""
     recipe, task = plan.recipe, plan.task
     results = []
     for choice, seed in plan.runs:

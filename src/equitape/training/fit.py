@@ -1,4 +1,4 @@
-"""One training run on transformers' Trainer: on the CPU bit for bit the same whether it was interrupted or not."""
+"""One training run on transformers' Trainer. On CPU, an interrupted run gives bit-identical results."""
 
 import os
 import shutil
@@ -34,26 +34,26 @@ MEASURED_EXAMPLES = 256
 
 @dataclass(frozen=True, kw_only=True)
 class FitResult:
-    """What a run did. The weights are in `model/` of its directory, the losses in log.jsonl."""
+    """The result of a run. Its directory has the weights in `model/` and the losses in log.jsonl."""
 
     status: str
-    """"done", or "nan" when a loss or gradient was NaN or infinite."""
+    """"done", or "nan" if a loss or gradient was NaN or infinite."""
     note: str
-    """What happened, where status is not "done"."""
+    """What happened, if status is not "done"."""
     steps: int
     tokens: int
     """Tokens seen, without padding."""
     seconds: float
-    """Time in training steps."""
+    """Time of training steps."""
     tokens_per_second: float
     peak_mib: float | None
-    """Peak memory of the GPU or, without one, of the process; None where it is unknown."""
+    """Peak memory of the GPU, or of the process without a GPU; None if unknown."""
     loss: float | None
-    """Of the last step; None when all steps were done by an earlier process."""
+    """Loss of the last step; None if an earlier process did all steps."""
 
 
 class FirstExamples(Dataset[Any]):
-    """The first examples of a data set with their numbers, in its order, starting over when it ends."""
+    """The first `count` examples of a data set with their indices, in order, restarting when it ends."""
 
     def __init__(self, examples: Dataset[Any], count: int):
         self.examples = examples
@@ -68,10 +68,10 @@ class FirstExamples(Dataset[Any]):
 
 
 class Collate:
-    """Makes a batch for a causal model: without the first label, and without a mask for padding on the right.
+    """Makes batches for a causal model, without the first label and without a mask for right padding.
 
-    Nothing comes before the first token to predict it from, and no token sees what follows it. Attention is much
-    faster without a mask; the number of real tokens is kept for the log.
+    Nothing predicts the first token, and no token sees the padding after it. Attention is much faster without a mask.
+    The number of real tokens is kept for the log.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Collate:
         jumps: Jumps | None = None,
         seed: int = 0,
     ):
-        """unmasked_length: the length of the longest rows that need no mask. seed: of the jumps."""
+        """unmasked_length: longest rows that need no mask. seed: seed of the jumps."""
         self.stack = stack
         self.unmasked_length = unmasked_length
         self.jumps = jumps
@@ -99,16 +99,16 @@ class Collate:
             seen = mask.bool()
             batch[ROW_TOKENS] = seen.sum(1)
             behind = bool((seen[:, :-1] | ~seen[:, 1:]).all())
-            # ids that restart in the padding would look like another sequence
+            # ids that restart in the padding would look like a new sequence
             if behind and mask.shape[1] <= self.unmasked_length and "position_ids" not in batch:
                 del batch["attention_mask"]
         return batch
 
 
 def unmasked_length(model: Any) -> int:
-    """The length of the longest rows that need no mask over padding on the right; 0 where all rows need it.
+    """The longest rows that need no mask over right padding; 0 if all rows need one.
 
-    An encoding that depends on the length of a row would count the padding, and a table of positions has an end.
+    An encoding that depends on row length would count the padding, and a position table has a fixed size.
     """
     encodings = [module for module in model.modules() if isinstance(module, PositionalEncoding)]
     if not encodings or not all(encoding.causal for encoding in encodings):
@@ -128,17 +128,17 @@ def fit(
     resume: bool = False,
     progress: Progress | None = None,
 ) -> FitResult:
-    """Train a model on numbered examples, in their order. The model is left in evaluation mode.
+    """Train a model on indexed examples, in order. Leaves the model in evaluation mode.
 
-    train_dataset: indexed by number; gives `input_ids` and `labels` [T], and whatever else the model takes.
+    train_dataset: maps an index to `input_ids` and `labels` [T], and any other inputs of the model.
     collate: makes a batch of examples. Default: stack them.
     evaluate: called with the model and the step every `eval_steps` steps; its numbers go to the log.
-    trainable: whether a parameter is trained, by its name. Default: by `requires_grad`.
-    resume: continue from the newest complete checkpoint in `run_dir`, or start where there is none.
-    progress: shows the steps, from which step a run continues, and what was found damaged.
+    trainable: whether to train a parameter, by name. Default: by `requires_grad`.
+    resume: continue from the newest complete checkpoint in `run_dir`, or start if there is none.
+    progress: shows steps, the step a run continues from, and damaged files.
 
-    Under `torchrun` or `accelerate launch` every process calls this with the same arguments. batch_size is that of all
-    processes together, and the batches are the same whatever their number.
+    Under `torchrun` or `accelerate launch`, every process calls this with the same arguments. batch_size counts all
+    processes together; batches do not depend on the number of processes.
     """
     run_dir = Path(run_dir)
     check_jumps(settings.jumps, [module for module in model.modules() if isinstance(module, PositionalEncoding)])
@@ -164,7 +164,7 @@ def fit(
             collate or torch.utils.data.default_collate, unmasked_length(model), settings.jumps, settings.seed
         ),
     )
-    # accelerate, too, cuts float32 operands of compiled runs to 10 bits unless this is set after it
+    # set after accelerate, which also cuts float32 operands of compiled runs to 10 bits
     torch.backends.cuda.matmul.allow_tf32 = False
     trainer.remove_callback(PrinterCallback)
     meter = Meter(**checkpoints.read_progress(checkpoint)) if checkpoint else Meter()
@@ -205,16 +205,16 @@ def fit(
 
 
 def count_steps(settings: TrainSettings, examples: Dataset[Any]) -> int:
-    """The budget in steps; for one in minutes, more steps than can be done."""
+    """The budget in steps; for one in minutes, more steps than possible."""
     size = len(examples)  # type: ignore[arg-type]
     if size < 1:
-        raise ValueError("The data set is empty; give data to train on.")
+        raise ValueError("The data set is empty; give training data.")
     if settings.steps is not None:
         return settings.steps
     if settings.minutes is not None:
         return ENDLESS_STEPS
     if settings.tokens is None:
-        raise ValueError("train has no budget; give one of steps, tokens and minutes.")
+        raise ValueError("train has no budget; set one of steps, tokens and minutes.")
     measured = [len(examples[index]["input_ids"]) for index in range(min(size, MEASURED_EXAMPLES))]
     return max(1, round(settings.tokens * len(measured) / (sum(measured) * settings.batch_size)))
 
@@ -232,7 +232,7 @@ def uses_compiler(settings: TrainSettings) -> bool:
 
 
 def check_processes(settings: TrainSettings, count: int) -> None:
-    """Refuse settings that do not divide among so many processes."""
+    """Raise ValueError for settings that do not divide among the processes."""
     share = settings.gradient_accumulation_steps * count
     if settings.batch_size % share:
         raise ValueError(
@@ -240,14 +240,14 @@ def check_processes(settings: TrainSettings, count: int) -> None:
             f"{settings.gradient_accumulation_steps} micro-batches; make it a multiple of {share}."
         )
     if settings.minutes is not None and count > 1:
-        raise ValueError("train: a budget in minutes works with one process only; give steps.")
+        raise ValueError("train: a budget in minutes needs a single process; set steps instead.")
 
 
 def training_arguments(settings: TrainSettings, run_dir: Path, steps: int) -> TrainingArguments:
-    """The settings as Trainer takes them. Logging, evaluation and checkpoints are the work of `Bookkeeper`."""
+    """The settings as Trainer's arguments. `Bookkeeper` does logging, evaluation and checkpoints."""
     use_cpu = not torch.accelerator.is_available()
     if use_cpu:
-        # accelerate numbers the CPUs of several processes, and torch cannot load a checkpoint to "cpu:0"
+        # accelerate numbers the CPUs of several processes, but torch cannot load a checkpoint to "cpu:0"
         os.environ.setdefault("ACCELERATE_TORCH_DEVICE", "cpu")
     processes = PartialState(cpu=use_cpu)
     check_processes(settings, processes.num_processes)
@@ -268,10 +268,10 @@ def training_arguments(settings: TrainSettings, run_dir: Path, steps: int) -> Tr
         adam_beta2=settings.betas[1],
         adam_epsilon=settings.epsilon,
         max_grad_norm=settings.max_grad_norm,
-        # for a sharded model accelerate itself must know the precision
+        # for a sharded model, accelerate must know the precision
         bf16=uses_bf16(settings) and os.environ.get("ACCELERATE_USE_FSDP", "false") == "true",
         torch_compile=uses_compiler(settings),
-        # by default Trainer cuts float32 operands to 10 bits in compiled runs, and not in others
+        # by default, Trainer cuts float32 operands to 10 bits in compiled runs only
         tf32=False,
         gradient_checkpointing=settings.gradient_checkpointing,
         gradient_checkpointing_kwargs={"use_reentrant": False} if settings.gradient_checkpointing else None,
@@ -291,18 +291,18 @@ def training_arguments(settings: TrainSettings, run_dir: Path, steps: int) -> Tr
         log_level_replica="error",
         ddp_find_unused_parameters=False,
     )
-    # one process, one device: Trainer would otherwise spread a run over all devices
+    # one process, one device: otherwise Trainer would use all devices
     arguments._n_gpu = min(arguments.n_gpu, 1)
     return arguments
 
 
 def prepare_directory(run_dir: Path, resume: bool, checkpoint: Path | None) -> list[str]:
-    """Remove what an interruption left half-done and what came after the checkpoint.
+    """Remove incomplete files and everything after the checkpoint.
 
-    Returns what to tell the user of a resumed run: where it starts, and what was found damaged.
+    Returns messages for the user of a resumed run: the step it continues from, and damaged files.
     """
     if not resume and ((run_dir / LOG).exists() or (run_dir / checkpoints.CHECKPOINTS).exists()):
-        raise ValueError(f"{run_dir} holds a run already; resume it, or choose another directory.")
+        raise ValueError(f"{run_dir} already holds a run; resume it, or choose another directory.")
     run_dir.mkdir(parents=True, exist_ok=True)
     remove_partial(run_dir)
     shutil.rmtree(run_dir / checkpoints.SAVING, ignore_errors=True)
@@ -314,14 +314,14 @@ def prepare_directory(run_dir: Path, resume: bool, checkpoint: Path | None) -> l
     if checkpoint is not None:
         notes.append(f"Continuing from step {step:,}.")
     elif (run_dir / LOG).exists():
-        notes.append("There is no complete checkpoint yet; starting from the first step.")
+        notes.append("No complete checkpoint yet; starting from step 0.")
     if hole := truncate_log(run_dir / LOG, step):
         notes.append(hole)
     return notes
 
 
 def save_model(trainer: EquitapeTrainer, run_dir: Path) -> None:
-    """Write the weights into `model/`, aside first."""
+    """Write the weights to `model/` atomically."""
     processes = PartialState()
     aside = run_dir / checkpoints.SAVING / MODEL
     with without_bars():
@@ -338,14 +338,14 @@ def describe_bad_step(step: int, checkpoint: Path | None) -> str:
     kept = (
         f"the checkpoint of step {checkpoints.step_of(checkpoint)} is kept"
         if checkpoint
-        else "there is no checkpoint yet"
+        else "no checkpoint was written yet"
     )
     return f"The loss or its gradient was NaN or infinite at step {step}; {kept}."
 
 
 @contextmanager
 def without_bars() -> Iterator[None]:
-    """Hide them inside the block."""
+    """Hide the bars inside the block."""
     shown = is_progress_bar_enabled()
     disable_progress_bar()
     try:

@@ -1,11 +1,11 @@
-"""Jumps: while training, ids jump ahead now and then, so that short rows show the distances of long ones.
+"""Jumps: in training, position ids skip ahead at random, so that short rows contain long distances.
 
-At every token, with probability `rate`, the ids of it and of all that follow move ahead by a random size. Evaluation
-uses plain ids. Related to PoSE (arXiv 2309.10400), which skips once per row, and to RandPE, which draws all ids.
+At each token, with probability `rate`, its id and all later ids increase by a random size. Evaluation uses plain ids.
+Related to PoSE (arXiv 2309.10400), which skips once per row, and to RandPE, which draws all ids.
 
-Jumps are drawn on the side of the data: those of example i depend on the seed and on i alone, so neither the number of
-processes nor an interruption changes them. The model counts ids itself and adds the jumps, packed rows and padding
-included (`position_jumps` of its forward).
+Jumps are drawn when data is loaded: those of example i depend only on the seed and i, so neither the number of
+processes nor an interruption changes them. The model counts ids itself, also in packed and padded rows, and adds the
+jumps (`position_jumps` of its forward).
 """
 
 from collections.abc import Sequence
@@ -19,25 +19,25 @@ from .settings import Jumps
 
 
 def check_jumps(settings: Jumps | None, encodings: Sequence[PositionalEncoding]) -> None:
-    """Refuse jumps where no encoding reads ids, or where one has no room for larger ones."""
+    """Raise ValueError if no encoding reads ids, or if one has a fixed number of positions."""
     if settings is None:
         return
     for encoding in encodings:
         if not encoding.reads_ids:
             raise ValueError(
-                f"Encoding {encoding.kind!r} does not read position ids, so jumps would change nothing; leave them out."
+                f"Encoding {encoding.kind!r} does not read position ids, so jumps have no effect; remove them."
             )
         if encoding.bounded_ids:
             raise ValueError(
-                f"Encoding {encoding.kind!r} has room for a fixed number of positions, and jumps go beyond them; leave "
-                f"jumps out, or use a rotary encoding."
+                f"Encoding {encoding.kind!r} has a fixed number of positions, which jumps exceed; remove them or use a "
+                f"rotary encoding."
             )
     if not encodings:
-        raise ValueError("jumps need an equitape model; this one cannot take position_jumps.")
+        raise ValueError("jumps need an equitape model; this model does not accept position_jumps.")
 
 
 def draw_jumps(settings: Jumps, seed: int, numbers: Sequence[int], tokens: Tensor) -> Tensor:
-    """Jumps [n, T] of the examples with these numbers, whose tokens are [n, T]."""
+    """Jumps [n, T] of the examples with these indices, whose tokens are [n, T]."""
     count, num_tokens = tokens.shape
     largest = settings.largest(num_tokens)
     jumps = np.zeros((count, num_tokens), dtype=np.int64)

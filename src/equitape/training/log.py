@@ -1,6 +1,6 @@
-"""log.jsonl: one line per step, the same bytes whether a run was interrupted or not.
+"""log.jsonl: one line per step, byte-identical whether or not a run was interrupted.
 
-Losses stay on the device until they are read: a read at every step would make the device wait for Python.
+Losses stay on the device until `flush`: reading them at every step would stall the device.
 """
 
 import json
@@ -18,10 +18,10 @@ LOG = "log.jsonl"
 
 
 class StepLog:
-    """Collects the figures of every step, and writes them on `flush`. Only one process of a run has a file."""
+    """Collects figures of every step and writes them on `flush`. Only the main process has a file."""
 
     def __init__(self, path: Path | None, reduce: Callable[[Tensor], Tensor], num_processes: int, tokens: int = 0):
-        """reduce: sums a tensor over processes. tokens: seen before the first step collected here."""
+        """reduce: sums a tensor over processes. tokens: count before the first step collected here."""
         self.path = path
         self.reduce = reduce
         self.num_processes = num_processes
@@ -34,30 +34,30 @@ class StepLog:
         self._norm: Tensor | None = None
 
     def add_micro_batch(self, loss: Tensor, tokens: Tensor | int) -> None:
-        """The loss of a micro-batch, already divided by the number of labels in the whole batch."""
+        """Add the loss of a micro-batch, already divided by the number of labels in the full batch."""
         self._micro_batches.append((loss, tokens))
 
     def add_norm(self, norm: Tensor) -> None:
-        """The norm of the gradient before clipping."""
-        # a sharded model gives a sharded number
+        """Set the gradient norm before clipping."""
+        # a sharded model returns a sharded number
         self._norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
 
     def end_step(self, step: int, learning_rate: float) -> None:
-        """Close a step, after all of its micro-batches."""
+        """Close a step after all its micro-batches."""
         assert self._norm is not None
         losses, tokens = zip(*self._micro_batches, strict=True)
         self._steps.append((step, learning_rate, sum(losses[1:], losses[0]), self._norm, sum(tokens[1:], tokens[0])))
         self._micro_batches.clear()
 
     def flush(self) -> list[dict[str, Any]]:
-        """Read the steps from the device, write them and return them, up to the first NaN or infinite one."""
+        """Read the steps from the device; write and return them, up to the first NaN or infinite one."""
         if not self._steps:
             return []
         steps, rates, losses, norms, tokens = zip(*self._steps, strict=True)
         self._steps.clear()
-        # processes exchange tensors on the device; not every device has float64
+        # processes exchange tensors on the device, and not every device has float64
         device = losses[0].device if self.num_processes > 1 else torch.device("cpu")
-        # float64 keeps the bits of a float32 loss, and token counts exact
+        # float64 keeps float32 losses and token counts exact
         table = torch.stack(
             [
                 torch.stack(losses).to(device).double() / self.num_processes,
@@ -80,7 +80,7 @@ class StepLog:
         return lines
 
     def add_evaluation(self, step: int, metrics: dict[str, float]) -> None:
-        """Write the figures of an evaluation while training; the steps before it must be flushed."""
+        """Write the figures of an evaluation during training; flush earlier steps first."""
         self._write([{"step": step, "evaluation": plain(metrics)}])
 
     def _write(self, lines: list[dict[str, Any]]) -> None:
@@ -90,7 +90,7 @@ class StepLog:
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """All readable lines of a log; damaged lines, and one that a kill cut short, are skipped."""
+    """All readable lines of a log; skips damaged and truncated lines."""
     lines = []
     if path.exists():
         for line in path.read_text(errors="replace").splitlines(keepends=True):
@@ -104,7 +104,7 @@ def read_log(path: Path) -> list[dict[str, Any]]:
 
 
 def truncate_log(path: Path, step: int) -> str:
-    """Drop everything after a step, and damaged lines. Returns a sentence about missing steps, or an empty text."""
+    """Drop everything after a step, and damaged lines. Returns a sentence about missing steps, or an empty string."""
     kept = [line for line in read_log(path) if line["step"] <= step]
     write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
     missing = sorted(set(range(1, step + 1)) - {line["step"] for line in kept if "loss" in line})

@@ -1,4 +1,4 @@
-"""Runs side by side: small models leave most of a GPU or of a CPU's cores idle, so several processes share them."""
+"""Parallel runs: one small model leaves most of a GPU or CPU idle, so several processes share it."""
 
 import json
 import os
@@ -30,10 +30,10 @@ def side_by_side(
     steps: int | None,
     progress: Progress,
 ) -> Iterator[tuple[Key, RunResult | None]]:
-    """Call `make` with the arguments of every run, in `jobs` processes. Yields results as they come, None for a process
-    that died.
+    """Call `make` with the arguments of every run, in `jobs` processes. Yields results as they finish, None for a
+    process that died.
 
-    logs: where each run writes its steps, which are shown.
+    logs: the log file of each run, for the progress display.
     """
     jobs = min(jobs, len(arguments))
     pool = ProcessPoolExecutor(
@@ -63,16 +63,16 @@ def side_by_side(
                     except BrokenProcessPool:
                         yield key, None
         except BaseException:
-            # the pool would wait for its runs to end; they continue from their checkpoints the next time
+            # do not wait for the pool's runs; they resume from their checkpoints next time
             for process in list((pool._processes or {}).values()):
                 process.kill()
             raise
 
 
 def begin_worker(threads: int, jobs: int) -> None:
-    """Take a share of the threads, leave Ctrl-C to the parent process, and end with it, however it is killed.
+    """Use a share of the threads, leave Ctrl-C to the parent process, and exit when it dies.
 
-    A run that went on alone would hold the lock of its folder.
+    An orphaned run would hold the lock of its folder.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(max(1, threads // jobs))
@@ -80,7 +80,7 @@ def begin_worker(threads: int, jobs: int) -> None:
 
 
 def end_with_parent() -> None:
-    """Wait for the parent process to end, then end this process at once."""
+    """Wait for the parent process to end, then exit at once."""
     parent = parent_process()
     assert parent is not None
     parent.join()
@@ -88,7 +88,7 @@ def end_with_parent() -> None:
 
 
 def last_step(log: Path) -> int:
-    """The last step with a complete line in a log; 0 where there is none."""
+    """The last step with a complete line in a log, or 0."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))

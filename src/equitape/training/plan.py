@@ -1,4 +1,4 @@
-"""A checked recipe: its task, the models it builds, and everything that can be refused before any work."""
+"""A checked recipe: its task and model configurations. Every error that needs no training is raised here."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,40 +19,40 @@ from .recipe import EncodingChoice, Recipe, spell_out
 
 @dataclass(frozen=True)
 class Plan:
-    """A recipe that was checked and can be run."""
+    """A recipe that passed all checks."""
 
     recipe: Recipe
-    """With every option of its task and encodings spelled out."""
+    """With every option of its task and encodings filled in."""
     task: Task
     configs: dict[str, EquitapeConfig]
     """By label."""
     data: str
-    """A sentence about the training data, or an empty text."""
+    """A sentence about the training data, or an empty string."""
 
     @property
     def runs(self) -> list[tuple[EncodingChoice, int]]:
-        """Every encoding with each of its seeds, in the order of the recipe."""
+        """Every encoding with each of its seeds, in recipe order."""
         return [(choice, seed) for choice in self.recipe.choices for seed in choice.seeds]
 
 
 def make_plan(recipe: Recipe) -> Plan:
-    """Build the task, and check every encoding against it and the model. Errors are one sentence each."""
+    """Build the task, and check every encoding against it and the model. Each error is one sentence."""
     if all(getattr(recipe.train, name) is None for name in ("steps", "tokens", "minutes")):
-        raise ValueError("train has no budget; give one of steps, tokens and minutes.")
+        raise ValueError("train has no budget; set one of steps, tokens and minutes.")
     options = {key: value for key, value in recipe.task.items() if key != "name"}
     try:
         task = build_task(recipe.task["name"], options)
         examples: Any = task.training_set(recipe.choices[0].seeds[0])
-        # unusable data fails here, before anything is written
+        # fail on unusable data before anything is written
         examples[0]
     except OSError as error:
-        raise ValueError(f"The data of task {recipe.task['name']!r} cannot be read: {error}.") from None
+        raise ValueError(f"Cannot read the data of task {recipe.task['name']!r}: {error}.") from None
     configs = {choice.label: build_config(recipe, task, choice) for choice in recipe.choices}
     return Plan(spell_out(recipe), task, configs, getattr(examples, "summary", ""))
 
 
 def build_config(recipe: Recipe, task: Task, choice: EncodingChoice) -> EquitapeConfig:
-    """The configuration of the model with one of the encodings."""
+    """The model configuration with one of the encodings."""
     if choice.start is not None:
         config = start_config(choice.start, task.trained_length, task.tested_length)
         check_tokens(task, config, choice.start)
@@ -82,19 +82,19 @@ def build_config(recipe: Recipe, task: Task, choice: EncodingChoice) -> Equitape
 
 
 def check_tokens(task: Task, config: EquitapeConfig, start: str) -> None:
-    """Refuse a checkpoint with another vocabulary than the task."""
+    """Raise ValueError if the checkpoint's vocabulary differs from the task's."""
     tokenizer = getattr(task, "tokenizer", None)
     if tokenizer is not None:
         check_vocabulary(tokenizer, config.vocab_size)
     elif task.vocab_size != config.vocab_size:
         raise ValueError(
-            f"The checkpoint {start!r} knows {config.vocab_size:,} tokens and task {task.name!r} has "
-            f"{task.vocab_size:,}; start from one that was trained on this task."
+            f"The checkpoint {start!r} has {config.vocab_size:,} tokens and task {task.name!r} has "
+            f"{task.vocab_size:,}; start from a checkpoint trained on this task."
         )
 
 
 def count_parameters(config: EquitapeConfig) -> int:
-    """Number of weights of a model, without building it."""
+    """Number of parameters of a model, without building it."""
     with torch.device("meta"):
         return sum(parameter.numel() for parameter in EquitapeForCausalLM(config).parameters())
 
@@ -128,13 +128,13 @@ def describe_plan(plan: Plan) -> dict[str, Any]:
 
 
 def start_config(start: str, trained: int, tested: int) -> EquitapeConfig:
-    """The configuration of a checkpoint as an `EquitapeConfig`, for the lengths it will be trained and tested at."""
+    """The configuration of a checkpoint as an `EquitapeConfig`, for the lengths of the task."""
     from transformers import AutoConfig
 
     folder = model_folder(start)
     if is_adapter(start):
         raise ValueError(
-            f"{start!r} holds an adapter; save it as a whole model first, with equitape adapt BASE --adapter {start} "
+            f"{start!r} is an adapter; first save it as a full model with equitape adapt BASE --adapter {start} "
             f"--out FOLDER."
         )
     if not (Path(folder).expanduser() / "config.json").is_file():
@@ -145,7 +145,7 @@ def start_config(start: str, trained: int, tested: int) -> EquitapeConfig:
 
 
 def start_model(start: str, config: EquitapeConfig) -> EquitapeForCausalLM:
-    """The checkpoint in float32, with every weight trained."""
+    """The checkpoint in float32, with all weights trainable."""
     model: Any = load_model(start, "float32")
     model.config.max_position_embeddings = config.max_position_embeddings
     model.config.trained_length = config.trained_length

@@ -1,4 +1,4 @@
-"""Recipes: a YAML file that says everything about a comparison, read into dataclasses; unknown keys are refused."""
+"""Recipes: YAML files that define a comparison, read into dataclasses. Unknown keys are errors."""
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,37 +20,34 @@ BUDGETS = ("train.steps=", "train.tokens=", "train.minutes=")
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings(Settings):
-    """Sizes of the decoder, under the names `EquitapeConfig` has for them.
-
-    `EquitapeConfig` checks all other sizes, since it knows how they depend on each other.
-    """
+    """Sizes of the decoder, named as in `EquitapeConfig`, which checks all others, since they depend on each other."""
 
     hidden_size: int = 256
     """Width."""
     intermediate_size: Annotated[int, Ge(1)] = 512
-    """Width of the feed-forward part."""
+    """Width of the feed-forward layer."""
     num_hidden_layers: int = 6
-    """Blocks, counted as often as they are applied."""
+    """Number of blocks, counted as often as they are applied."""
     num_attention_heads: int = 8
     """Query heads."""
     num_key_value_heads: int | None = None
-    """Key-value heads; as many as query heads when left out."""
+    """Key-value heads. Default: num_attention_heads."""
     head_dim: int | None = None
-    """Width of a head; hidden_size / num_attention_heads when left out."""
+    """Width of a head. Default: hidden_size / num_attention_heads."""
     num_loops: int = 1
     """How often the stack of blocks is applied."""
     sliding_window: int | None = None
-    """How far back attention sees; everything when left out."""
+    """How many tokens back attention sees. Default: all."""
     qk_norm: bool = False
-    """Norms on queries and keys."""
+    """Normalize queries and keys."""
     attention_dropout: Annotated[float, Ge(0), Lt(1)] = 0.0
-    """Dropout of attention weights while training."""
+    """Dropout of attention weights in training."""
     tie_word_embeddings: bool = False
-    """Whether input and output share one table of embeddings."""
+    """Share one table between input and output embeddings."""
     initializer_range: Annotated[float, Ge(0)] = 0.02
-    """Spread of the weights at the start."""
+    """Standard deviation of the initial weights."""
     max_position_embeddings: int | None = None
-    """Rows of a learned table and range of random ids; the longest tested length when left out."""
+    """Rows of a learned table and range of random ids. Default: the longest tested length."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,9 +55,9 @@ class EvaluationSettings(Settings):
     """How much is evaluated."""
 
     share: Annotated[float, Gt(0), Le(1)] = 1.0
-    """Share of the task's full evaluation that is done after training."""
+    """Fraction of the task's full evaluation after training."""
     share_while_training: Annotated[float, Gt(0), Le(1)] = 0.05
-    """Share that is done every `train.eval_steps` steps."""
+    """Fraction evaluated every `train.eval_steps` steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,54 +68,54 @@ class EncodingChoice:
     encoding: dict[str, Any]
     seeds: tuple[int, ...]
     start: str | None = None
-    """Folder of the checkpoint that training goes on from; its encoding is its own."""
+    """Folder of a checkpoint to continue training from, with its encoding."""
     jumps: Jumps | None = None
-    """Jumps of this encoding's training; those of `train` if it names none."""
+    """Jumps in training this encoding. Default: those of `train`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe(Settings):
-    """Everything about a comparison."""
+    """The definition of a comparison."""
 
     name: str = ""
-    """What reports call it; the file's name when left out."""
+    """Name in reports. Default: the file's name."""
     description: str = ""
-    """One or two sentences: what it is for, and where it departs from what it follows."""
+    """One or two sentences: the purpose, and deviations from the source it follows."""
     task: dict[str, Any] = field(default_factory=dict)
-    """{name: ..., and the task's own options}; docs/reference/tasks has a page on each."""
+    """{name: ..., plus the task's options}; docs/reference/tasks has a page on each."""
     model: ModelSettings = field(default_factory=ModelSettings)
     """Sizes of the decoder, the same for every encoding."""
     encodings: tuple[Any, ...] = ()
-    """A list of kinds, or of {kind: ..., label: ..., seeds: [...], jumps: {...}, and the encoding's own options}; or of
-    {start: FOLDER, label: ..., seeds: [...], jumps: {...}} to go on from checkpoints, which bring their encoding."""
+    """A list of kinds, or of {kind: ..., label: ..., seeds: [...], jumps: {...}, plus the encoding's options}, or of
+    {start: FOLDER, label: ..., seeds: [...], jumps: {...}} to continue from a checkpoint with its encoding."""
     seeds: tuple[Seed, ...] = (0,)
-    """Seeds of weights, data and dropout; each encoding is trained once with each, unless it names its own."""
+    """Seeds of weights, data and dropout. Each encoding is trained once per seed, unless it sets its own seeds."""
     train: TrainSettings = field(default_factory=TrainSettings)
     """Budget, optimizer and bookkeeping, the same for every encoding."""
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
     """How much is evaluated."""
     claims: dict[str, Any] = field(default_factory=dict)
-    """{label: {metric: number}} that others published, shown beside ours and marked as claims."""
+    """{label: {metric: number}} published elsewhere, shown next to the results and marked as claims."""
     claims_source: str | None = None
-    """Who claims them."""
+    """Source of the claims."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.task.get("name"), str):
-            raise ValueError("The recipe names no task; give task.name, for example addition.")
+            raise ValueError("The recipe has no task; set task.name, for example to addition.")
         if not self.encodings:
-            raise ValueError("The recipe has no encodings; give a list, for example [rope, tape].")
+            raise ValueError("The recipe has no encodings; set a list, for example [rope, tape].")
         check_seeds(self.seeds, "seeds")
         if self.train.seed:
-            raise ValueError(f"train.seed plays no part in a recipe; give seeds, as seeds=[{self.train.seed}].")
+            raise ValueError(f"train.seed has no effect in a recipe; set seeds=[{self.train.seed}] instead.")
         names = [file_name(choice.label) for choice in self.choices]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise ValueError(f"More than one encoding is called {twice[0]!r}; give each a label of its own.")
+            raise ValueError(f"Two encodings are called {twice[0]!r}; give each a unique label.")
         if all(choice.start is not None for choice in self.choices) and self.model != ModelSettings():
-            raise ValueError("model gives sizes, but every encoding starts from a checkpoint, which has its own.")
+            raise ValueError("model sets sizes, but every encoding starts from a checkpoint; remove model.")
         for label, metrics in self.claims.items():
             if not isinstance(metrics, dict) or not all(isinstance(value, (int, float)) for value in metrics.values()):
-                raise ValueError(f"claims: {label!r} must hold metrics and their numbers; it is {metrics!r}.")
+                raise ValueError(f"claims: {label!r} must map metrics to numbers; it is {metrics!r}.")
 
     @property
     def choices(self) -> list[EncodingChoice]:
@@ -129,12 +126,12 @@ class Recipe(Settings):
         if isinstance(given, str):
             given = {"kind": given}
         if not isinstance(given, dict) or not any(isinstance(given.get(key), str) for key in ("kind", "start")):
-            raise ValueError(f"encodings: {given!r} is neither a kind nor a dictionary with one, as {{kind: tape}}.")
+            raise ValueError(f"encodings: {given!r} is neither a kind nor a dictionary such as {{kind: tape}}.")
         options = {key: value for key, value in given.items() if key not in ("label", "seeds", "start", "jumps")}
         start = given.get("start")
         if start is not None and options:
             raise ValueError(
-                f"encodings: {given!r} starts from a checkpoint, which brings its encoding; leave out "
+                f"encodings: {given!r} starts from a checkpoint, which has its own encoding; remove "
                 f"{', '.join(options)}."
             )
         seeds = given.get("seeds", self.seeds)
@@ -146,7 +143,7 @@ class Recipe(Settings):
         return EncodingChoice(label=label, encoding=options, seeds=checked, start=start, jumps=jumps)
 
     def choose(self, label: str) -> EncodingChoice:
-        """The encoding of a label."""
+        """The encoding with a label."""
         choices = {choice.label: choice for choice in self.choices}
         if label not in choices:
             raise ValueError(f"The recipe has no encoding {label!r}.{describe_choices(label, choices)}")
@@ -154,7 +151,7 @@ class Recipe(Settings):
 
 
 def check_seeds(seeds: Any, where: str) -> tuple[int, ...]:
-    """At least one, each once."""
+    """At least one seed, each once."""
     if (
         not isinstance(seeds, (list, tuple))
         or not seeds
@@ -164,26 +161,26 @@ def check_seeds(seeds: Any, where: str) -> tuple[int, ...]:
             f"{where}: {seeds!r} is not a list of seeds; give whole numbers from 0 to below 2**32, for example [0, 1]."
         )
     if len(set(seeds)) < len(seeds):
-        raise ValueError(f"{where}: {list(seeds)} names a seed twice, which would only repeat a run.")
+        raise ValueError(f"{where}: {list(seeds)} repeats a seed; list each seed once.")
     return tuple(seeds)
 
 
 def available_recipes() -> list[str]:
-    """Names of the recipes that come with the package."""
+    """Names of the built-in recipes."""
     return sorted(path.stem for path in SHIPPED.glob("*.yaml"))
 
 
 def load_recipe(source: str | Path, overrides: list[str] | tuple[str, ...] = (), *, small: bool = False) -> Recipe:
-    """Read a recipe by its name or the path of its file, and apply overrides such as "train.steps=100".
+    """Read a recipe by name or file path, and apply overrides such as "train.steps=100".
 
-    small: reduce it first (`small.reduce`); overrides then change the reduced recipe, which is called NAME-small.
+    small: reduce it first (`small.reduce`) and call it NAME-small; overrides apply to the reduced recipe.
     """
     path = find_recipe(source)
     where = f"Recipe {path.stem!r}"
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"The recipe {path} cannot be read: {error}.") from None
+        raise ValueError(f"Cannot read the recipe {path}: {error}.") from None
     content = parse_yaml(text, where)
     if not isinstance(content, dict):
         raise ValueError(f"{where} must be a dictionary of settings; it is {type(content).__name__}.")
@@ -193,7 +190,7 @@ def load_recipe(source: str | Path, overrides: list[str] | tuple[str, ...] = (),
     if small:
         content = reduce(content) | {"name": f"{content['name']}-small"}
     if any(override.startswith(BUDGETS) for override in overrides) and isinstance(content.get("train"), dict):
-        # a budget takes the place of the recipe's own
+        # a budget replaces the recipe's
         content["train"] = {key: value for key, value in content["train"].items() if f"train.{key}=" not in BUDGETS}
     for override in overrides:
         set_value(content, under_current_name(override))
@@ -201,22 +198,22 @@ def load_recipe(source: str | Path, overrides: list[str] | tuple[str, ...] = (),
 
 
 def parse_recipe(content: dict[str, Any], where: str = "The recipe") -> Recipe:
-    """A recipe from plain data."""
+    """Build a recipe from plain data."""
     return Recipe.parse(content, where)
 
 
 def with_notes(train: dict[str, Any], where: str) -> dict[str, Any]:
-    """Training settings under the current names; one note per old name."""
+    """Training settings under their current names; logs one note per old name."""
     for old in train.keys() & TrainSettings.aliases.keys():
         note_alias(where, f"train.{old}", f"train.{TrainSettings.aliases[old]}")
     if len(current_names(train)) < len(train):
-        # refused with the name that is given twice
+        # raises ValueError: a setting is set twice
         TrainSettings.parse(train, where)
     return current_names(train)
 
 
 def under_current_name(override: str) -> str:
-    """An override such as "train.clip=1" with the name that its setting has now."""
+    """An override such as "train.clip=1" under the setting's current name."""
     path, equals, value = override.partition("=")
     part, _, old = path.partition(".")
     if part != "train" or old not in TrainSettings.aliases:
@@ -226,14 +223,14 @@ def under_current_name(override: str) -> str:
 
 
 def read_recipe(content: dict[str, Any], where: str) -> Recipe:
-    """A recipe from the plain data of a run folder, which an earlier version may have written."""
+    """A recipe from the data of a run folder, possibly written by an older version."""
     if isinstance(content.get("train"), dict):
         content = {**content, "train": current_names(content["train"])}
     return parse_recipe(content, where)
 
 
 def find_recipe(source: str | Path) -> Path:
-    """The file of a shipped recipe by name, or the file itself."""
+    """The path of a built-in recipe by name, or the given path."""
     path = Path(source)
     if path.is_file():
         return path
@@ -248,7 +245,7 @@ def find_recipe(source: str | Path) -> Path:
 
 
 def spell_out(recipe: Recipe) -> Recipe:
-    """The same recipe with every option of its task and of its encodings, defaults included."""
+    """The recipe with all options of its task and encodings, defaults included."""
     from ..encodings import ENCODINGS
     from ..tasks import TASKS
 
@@ -270,17 +267,17 @@ def spell_out(recipe: Recipe) -> Recipe:
 
 
 def resolved(recipe: Recipe) -> dict[str, Any]:
-    """The whole recipe as plain data, its own defaults spelled out; `parse_recipe` reads it back."""
+    """The recipe as plain data, defaults included; `parse_recipe` reads it."""
     return plain(recipe.to_dict())
 
 
 def to_yaml(recipe: Recipe) -> str:
-    """The whole recipe as a file that repeats it."""
+    """The recipe as YAML, defaults included."""
     return yaml.safe_dump(resolved(recipe), sort_keys=False, allow_unicode=True, width=110)
 
 
 def recipe_help() -> str:
-    """One paragraph per field, as the help of a command shows it."""
+    """One paragraph per field, for a command's help."""
     lines = [f"{name}{f' = {default}' if default else ''}: {words}" for name, default, words, _ in list_fields(Recipe)]
-    shipped = f"Recipes that come with equitape: {', '.join(available_recipes())}."
-    return "\n\n".join([shipped, "Fields of a recipe, each with its default, to set with key=value:", *lines])
+    shipped = f"Built-in recipes: {', '.join(available_recipes())}."
+    return "\n\n".join([shipped, "Recipe fields with defaults; set them with key=value:", *lines])

@@ -36,12 +36,12 @@ DATA = "data-digest.txt"
 IGNORED_DIFFERENCES = (
     "name", "description", "claims", "claims_source", *(f"train.{name}" for name in UNIMPORTANT)
 )  # fmt: skip
-"""Parts of a recipe that change no weight and no score."""
+"""Parts of a recipe that do not affect results."""
 
 
 @dataclass(frozen=True)
 class PadTo:
-    """Pads batches to one length, so that a model is compiled once."""
+    """Pads batches to one length, so that the model is compiled once."""
 
     collate: Callable[[list[Any]], dict[str, Tensor]]
     length: int
@@ -67,10 +67,10 @@ def execute(
     progress: Progress | None = None,
     side_by_side: int = 1,
 ) -> RunResult | None:
-    """Train and score; returns what run.json holds.
+    """Train and score; returns the content of run.json.
 
-    side_by_side: how many runs share the machine, which the result records. With several processes all of them train,
-    and the main one scores; the others get None.
+    side_by_side: number of parallel runs on the machine, for the record. With several processes, all train and the main
+    one scores; the others return None.
     """
     processes = PartialState(cpu=not torch.accelerator.is_available())
     if not processes.is_main_process:
@@ -139,7 +139,7 @@ def _execute(
         if hasattr(task, "tokenizer"):
             task.tokenizer.save_pretrained(run_dir / MODEL)
         if processes.num_processes > 1:
-            # the model of a process may be a shard
+            # a process may hold only a shard of the model
             with without_bars():
                 model = EquitapeForCausalLM.from_pretrained(run_dir / MODEL).to(processes.device).eval()
         began = time.perf_counter()
@@ -148,22 +148,22 @@ def _execute(
         result = replace(result, evaluation=evaluation, evaluate_seconds=time.perf_counter() - began)
     write_json(run_dir / RUN, result.to_dict())
     tidy(run_dir, result)
-    # as it is read from the file: NaN and infinity are None
+    # as read from the file: NaN and infinity are None
     return RunResult.from_dict(result.to_dict())
 
 
 def tidy(run_dir: Path, result: RunResult) -> None:
-    """Delete the checkpoints of a finished run, which served to resume it."""
+    """Delete the checkpoints of a finished run."""
     if result.status == DONE:
         checkpoints.discard(run_dir)
 
 
 def describe_kept(run_dir: Path) -> str:
-    """What an interrupted run has kept, in a sentence."""
+    """One sentence about what an interrupted run has kept."""
     checkpoint = checkpoints.newest(run_dir)
     if checkpoint is None:
-        return "There is no checkpoint yet: it will start from the first step."
-    return f"The checkpoint of step {checkpoints.step_of(checkpoint):,} in {run_dir} is kept."
+        return "No checkpoint was written yet; the run will start from step 0."
+    return f"Kept the checkpoint of step {checkpoints.step_of(checkpoint):,} in {run_dir}."
 
 
 def explain(error: Exception, side_by_side: int = 1) -> str:
@@ -172,14 +172,14 @@ def explain(error: Exception, side_by_side: int = 1) -> str:
         fewer = f"fewer runs than {side_by_side} at a time (--jobs), " if side_by_side > 1 else ""
         return (
             f"Out of memory. Try {fewer}a larger train.gradient_accumulation_steps or "
-            "train.gradient_checkpointing=true; if the evaluation needed it, a smaller task.batch_tokens, if the task "
-            "has it."
+            "train.gradient_checkpointing=true. In evaluation, try a smaller task.batch_tokens, if the task "
+            "has that option."
         )
     return named_line(error)
 
 
 def build_model(config: EquitapeConfig, seed: int) -> EquitapeForCausalLM:
-    """A new model. Weights that all encodings have in common start the same for the same seed."""
+    """A new model. Weights shared by all encodings are initialized equally for equal seeds."""
     torch.manual_seed(seed)
     plain_config = EquitapeConfig(**{**config.to_dict(), "encoding": {"kind": "nope"}})
     shared = EquitapeForCausalLM(plain_config).state_dict()
@@ -189,7 +189,7 @@ def build_model(config: EquitapeConfig, seed: int) -> EquitapeForCausalLM:
 
 
 def score(model: Any, task: Task, seed: int, share: float, settings: TrainSettings) -> Evaluation:
-    """Evaluate in the precision of training."""
+    """Evaluate in training precision."""
     device = next(model.parameters()).device.type
     half = torch.autocast(device, torch.bfloat16) if uses_bf16(settings) else nullcontext()
     with torch.no_grad(), half:
@@ -197,14 +197,14 @@ def score(model: Any, task: Task, seed: int, share: float, settings: TrainSettin
 
 
 def describe_run(plan: Plan, label: str, seed: int) -> RunResult:
-    """The result of a run that has not been made."""
+    """The result of a run that has not started."""
     encoding = plan.configs[label].encoding
     assert isinstance(encoding, dict)
     return RunResult(label=label, encoding=encoding, seed=seed)
 
 
 def finished(run_dir: Path) -> RunResult | None:
-    """The result of a run that needs no more work; None otherwise."""
+    """The result of a finished run; None otherwise."""
     content = read_json(run_dir / RUN)
     return RunResult.from_dict(content) if isinstance(content, dict) else None
 
@@ -219,14 +219,14 @@ def single_run(recipe: Recipe, label: str, seed: int) -> Recipe:
 
 
 def folder_name(label: str, seed: int) -> str:
-    """The name of a run's directory."""
+    """The directory name of a run."""
     return f"{file_name(label)}-seed{seed}"
 
 
 def check_directory(directory: Path, recipe: Recipe, resume: bool, varies: tuple[str, ...] = ()) -> None:
-    """Refuse a directory that holds another recipe's run, or anything but a run.
+    """Raise ValueError for a directory with another recipe's run, or with other files.
 
-    varies: parts of the recipe that may differ from what the directory holds.
+    varies: parts of the recipe that may differ.
     """
     check_folder(
         directory,
@@ -238,25 +238,25 @@ def check_directory(directory: Path, recipe: Recipe, resume: bool, varies: tuple
 
 
 def differences(path: Path, recipe: Recipe, ignored: tuple[str, ...]) -> list[Difference]:
-    """Settings in which a recipe differs from the one in a file."""
+    """Settings that differ between a recipe and the one in a file."""
     try:
         old = resolved(spell_out(read_recipe(parse_yaml(path.read_text(encoding="utf-8"), str(path)), str(path))))
     except (OSError, ValueError, AttributeError) as error:
-        raise ValueError(f"{path} cannot be read ({error}); choose another directory.") from None
+        raise ValueError(f"Cannot read {path} ({error}); choose another directory.") from None
     return find_differences(old, resolved(spell_out(recipe)), ignored)
 
 
 def check_data(directory: Path, task: Task) -> None:
-    """Refuse a directory whose runs read other data than the task reads now."""
+    """Raise ValueError if the data of the task has changed since the runs in a directory."""
     path = directory / DATA
     if task.data_digest is not None and path.exists() and path.read_text().strip() != task.data_digest:
         raise ValueError(
-            f"{directory} holds runs on other data: the files of task.train or task.valid have changed. Choose another "
+            f"{directory} holds runs on other data: the files of task.train or task.valid changed. Choose another "
             f"directory, or delete this one."
         )
 
 
 def keep_digest(directory: Path, task: Task) -> None:
-    """Write what `check_data` reads."""
+    """Write the data digest that `check_data` reads."""
     if task.data_digest is not None:
         write_text(directory / DATA, f"{task.data_digest}\n")

@@ -1,4 +1,4 @@
-"""How a model is trained."""
+"""Training settings."""
 
 import math
 from dataclasses import dataclass
@@ -7,84 +7,84 @@ from typing import Annotated, Any, Literal
 from ..settings import Ge, Gt, Le, Lt, Settings
 
 Count = Annotated[int, Ge(1), Le(10**12)]
-"""A number of steps, tokens or examples."""
+"""A positive number of steps, tokens or examples."""
 Share = Annotated[float, Ge(0), Le(1)]
 Seed = Annotated[int, Ge(0), Lt(2**32)]
-"""What all libraries take as a seed."""
+"""The range of seeds that all libraries accept."""
 UNIMPORTANT = ("logging_steps", "eval_steps", "save_steps", "save_total_limit", "dataloader_num_workers")
-"""Settings that change no weight and no score."""
+"""Settings that do not affect weights or scores."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Jumps(Settings):
-    """How ids jump ahead while training."""
+    """How position ids jump ahead in training."""
 
     rate: Share = 0.03
     """Probability of a jump at each token."""
     size: Annotated[float, Gt(0)] = 2.0
-    """Largest jump, in lengths of a training row."""
+    """Largest jump, in multiples of the training row length."""
     shape: Literal["uniform", "log"] = "uniform"
-    """How sizes are drawn: all alike ("uniform"), or small ones more often ("log": the logarithm is uniform)."""
+    """Distribution of jump sizes: "uniform", or "log" (log-uniform: small sizes more often)."""
     stretch: Annotated[int, Ge(1)] = 1
-    """Ids of a row grow by a step drawn from 1 to this, instead of by 1."""
+    """Ids of a row grow by a stride drawn from 1 to this, instead of by 1."""
     after: tuple[Annotated[int, Ge(0)], ...] = ()
-    """Token ids, as [10, 12]: jumps fall only right after one of these. Default: anywhere."""
+    """Token ids, for example [10, 12], after which jumps may occur. Default: after any token."""
 
     def largest(self, num_tokens: int) -> int:
-        """The largest jump in rows of so many tokens."""
+        """The largest jump in rows of `length` tokens."""
         return max(1, math.floor(self.size * num_tokens))
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainSettings(Settings):
-    """Budget, optimizer and bookkeeping of one run. Exactly one of steps, tokens and minutes is given."""
+    """Budget, optimizer, logging and checkpoints of one run. Set exactly one of steps, tokens and minutes."""
 
     steps: Count | None = None
     """Budget in optimizer steps."""
     tokens: Count | None = None
     """Budget in tokens, converted to steps by the mean length of the first examples."""
     minutes: Annotated[float, Gt(0)] | None = None
-    """Budget in minutes of training on this machine; such a run depends on the clock and cannot be repeated exactly."""
+    """Budget in minutes of training on this machine. Such a run depends on the clock and is not reproducible."""
     batch_size: Count = 64
-    """Examples per optimizer step, over all processes and micro-batches together."""
+    """Examples per optimizer step, summed over processes and micro-batches."""
     gradient_accumulation_steps: Count = 1
-    """Micro-batches per optimizer step; more of them need less memory."""
+    """Micro-batches per optimizer step; more need less memory."""
     learning_rate: Annotated[float, Ge(0)] = 1e-3
-    """The highest learning rate."""
+    """Peak learning rate."""
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
-    """What follows the warm-up: "cosine" or "linear" down to `final_rate`, or "constant"."""
+    """Schedule after warm-up: "cosine" or "linear" decay to `final_rate`, or "constant"."""
     warmup_ratio: Share = 0.05
-    """Share of the budget over which the learning rate grows from zero."""
+    """Fraction of the budget over which the learning rate warms up from zero."""
     final_rate: Share = 0.0
-    """Learning rate at the end, as a share of the highest."""
+    """Final learning rate, as a fraction of the peak."""
     weight_decay: Annotated[float, Ge(0)] = 0.01
-    """AdamW's weight decay, of matrices only: biases and norms have none."""
+    """AdamW's weight decay, applied to matrices only, not to biases and norms."""
     betas: tuple[Annotated[float, Ge(0), Lt(1)], Annotated[float, Ge(0), Lt(1)]] = (0.9, 0.98)
-    """AdamW's two decay rates of running averages."""
+    """AdamW's beta1 and beta2."""
     epsilon: Annotated[float, Ge(0)] = 1e-8
-    """AdamW's guard against division by zero."""
+    """AdamW's epsilon."""
     max_grad_norm: Annotated[float, Ge(0)] = 1.0
-    """Gradients are clipped to this norm; 0 does not clip."""
+    """Maximum gradient norm; 0 disables clipping."""
     precision: Literal["auto", "bf16", "fp32"] = "auto"
-    """"bf16" (autocast, weights stay float32), "fp32", or "auto": bf16 on CUDA, fp32 elsewhere."""
+    """"bf16" (autocast with float32 weights), "fp32", or "auto": bf16 on CUDA, fp32 elsewhere."""
     compile: bool | Literal["auto"] = False
-    """torch.compile; batches are then padded to one length, so that one graph serves them all. "auto": on CUDA only."""
+    """Use torch.compile, and pad batches to one length to compile one graph only. "auto": on CUDA only."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass instead of keeping them."""
     dataloader_num_workers: Annotated[int, Ge(0)] | None = None
-    """Processes that prepare batches, which never changes their order. Default: 4 with CUDA, 0 without."""
+    """Processes that prepare batches; they do not affect the order. Default: 4 with CUDA, 0 without."""
     jumps: Jumps | None = None
-    """Ids that jump ahead while training, as {rate: 0.03}: short rows then show long distances. Default: none."""
+    """Position ids jump ahead in training, as in {rate: 0.03}, to cover long distances in short rows. Default: none."""
     seed: Seed = 0
-    """Seed of dropout and of encodings that draw positions. In a recipe it is that of the run, from `seeds`."""
+    """Seed of dropout and random positions. In a recipe, it is the seed of the run, from `seeds`."""
     logging_steps: Count = 10
-    """Steps between two reads of the losses from the device; log.jsonl still has a line for every step."""
+    """Steps between reads of the losses from the device; log.jsonl still has one line per step."""
     eval_steps: Count | None = None
-    """Steps between evaluations while training. Default: no evaluation while training."""
+    """Steps between evaluations during training. Default: none during training."""
     save_steps: Count | None = None
     """Steps between checkpoints. Default: a tenth of the budget, at least 50."""
     save_total_limit: Count = 2
-    """How many of the newest checkpoints are kept."""
+    """Number of newest checkpoints to keep."""
 
     aliases = {
         "accumulation": "gradient_accumulation_steps",
@@ -100,14 +100,14 @@ class TrainSettings(Settings):
     def __post_init__(self) -> None:
         given = [name for name in ("steps", "tokens", "minutes") if getattr(self, name) is not None]
         if len(given) > 1:
-            raise ValueError(f"train: {' and '.join(given)} are given; a budget is one of steps, tokens and minutes.")
+            raise ValueError(f"train: {' and '.join(given)} are set; set only one of steps, tokens and minutes.")
         if self.batch_size % self.gradient_accumulation_steps:
             raise ValueError(
                 f"train: batch_size {self.batch_size} is not a multiple of gradient_accumulation_steps "
-                f"{self.gradient_accumulation_steps}; every micro-batch has the same size."
+                f"{self.gradient_accumulation_steps}; all micro-batches must have the same size."
             )
 
 
 def current_names(train: dict[str, Any]) -> dict[str, Any]:
-    """Training settings as plain data, under the current names."""
+    """Training settings as plain data under their current names."""
     return {TrainSettings.aliases.get(key, key): value for key, value in train.items()}

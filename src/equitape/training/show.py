@@ -1,15 +1,16 @@
-"""Plans and results on a terminal."""
+"""Printing plans and results on a terminal."""
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from ..registry import counted
 from ..runs.results import Comparison, RunResult
 from .plan import Plan, describe_plan
 
 
 def show_plan(plan: Plan, console: Console) -> None:
-    """What running a recipe would do."""
+    """Print what a recipe would run."""
     described = describe_plan(plan)
     console.print(f"[bold]{escape(plan.recipe.name)}[/bold] {escape(plan.recipe.description)}".strip())
     table = Table(show_header=False)
@@ -22,11 +23,11 @@ def show_plan(plan: Plan, console: Console) -> None:
     console.print(table)
     if plan.task.warning:
         console.print(f"Warning: {escape(plan.task.warning)}", highlight=False)
-    console.print("This was a dry run: nothing was trained.")
+    console.print("Dry run: nothing was trained.")
 
 
 def show_run(result: RunResult, console: Console) -> None:
-    """The figures of one run."""
+    """Print the figures of one run."""
     if result.evaluation is None:
         console.print(f"[red]{escape(result.status)}:[/red] {escape(result.note)}")
         return
@@ -41,23 +42,23 @@ def show_run(result: RunResult, console: Console) -> None:
 
 
 def show_results(results: Comparison, console: Console) -> None:
-    """All runs, one line each, with the headline and as many other metrics as fit."""
+    """Print one line per run, with the headline and as many other metrics as fit."""
     evaluations = [run.evaluation for run in results.runs if run.evaluation is not None]
     names = list(dict.fromkeys(name for evaluation in evaluations for name in evaluation.metrics))
     headline = results.task.headline
     shown = [headline, *[name for name in names if name != headline][:3]] if names else []
-    # measured in a wide console: in its own width every table claims to fit
+    # measure in a wide console: in its own width, every table claims to fit
     wide = console.options.update(width=1000)
     while len(shown) > 1 and console.measure(results_table(results, shown), options=wide).minimum > console.width:
         shown.pop()
     console.print(results_table(results, shown))
     left_out = len(set(names) - set(shown))
     if left_out:
-        console.print(f"The report has {left_out} more metrics of every run.", highlight=False)
+        console.print(f"The report has {counted(left_out, 'more metric')} per run.", highlight=False)
 
 
 def results_table(results: Comparison, shown: list[str]) -> Table:
-    """One line per run with some of its metrics; only names of encodings are folded."""
+    """One line per run with some metrics; only encoding labels wrap."""
     table = Table(title=escape(results.name))
     table.add_column("encoding", overflow="fold")
     for column in ("seed", "parameters", "training", *(name.replace("_", "\n") for name in shown)):

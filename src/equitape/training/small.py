@@ -1,4 +1,4 @@
-"""Reduced recipes: the same task and encodings at a size that runs offline on a CPU in about a minute."""
+"""Reduced recipes: the same task and encodings, small enough to run offline on a CPU in about a minute."""
 
 from typing import Any
 
@@ -30,25 +30,25 @@ TASKS: dict[str, dict[str, Any]] = {
         "samples": 4,
     },
 }
-"""What replaces a task's options; the others stay as the recipe has them."""
+"""Replacements of task options; other options stay as in the recipe."""
 MODEL = {"hidden_size": 48, "intermediate_size": 96, "num_attention_heads": 6, "num_hidden_layers": 6}
 TRAIN = {"steps": 10, "batch_size": 8, "learning_rate": 1e-3, "compile": False, "logging_steps": 5}
-NOTE = "Reduced by --small to a tiny model and a few steps, so its scores mean nothing."
+NOTE = "Reduced by --small to a tiny model and a few steps; scores are meaningless."
 DROPPED = ("tokens", "minutes", "gradient_accumulation_steps", "eval_steps", "save_steps")
-"""Training settings of the full size that make no sense at the reduced one."""
+"""Training settings that do not apply at the reduced size."""
 
 
 def reduce(content: dict[str, Any]) -> dict[str, Any]:
-    """The plain data of a recipe, reduced: one seed, a small model, few steps, shipped text.
+    """The data of a recipe, reduced: one seed, a small model, few steps, built-in text.
 
-    The scores of such a run mean nothing; it shows that a recipe works, and what its report looks like. Published
-    figures are left out, since they cannot be compared with it.
+    It shows that a recipe works and what its report looks like; the scores are meaningless. Published figures are
+    dropped, since they are not comparable.
     """
     task = dict(content.get("task") or {})
     train = {key: value for key, value in (content.get("train") or {}).items() if key not in DROPPED}
     encodings = [_reduce_encoding(given) for given in content.get("encodings") or ()]
     if any(isinstance(given, dict) and "start" in given for given in encodings):
-        # there is no checkpoint to start from
+        # train from scratch, not from a checkpoint
         encodings = ["rope", "tape"]
     reduced = {key: value for key, value in content.items() if key not in ("claims", "claims_source")}
     return reduced | {

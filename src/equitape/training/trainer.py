@@ -1,4 +1,4 @@
-"""transformers' Trainer, without reads from the device that nothing needs."""
+"""transformers' Trainer without unnecessary reads from the device."""
 
 import contextlib
 import math
@@ -15,20 +15,20 @@ from .log import StepLog
 from .settings import TrainSettings
 
 ROW_TOKENS = "row_tokens"
-"""The column of a batch with the number of real tokens per row; the model does not get it."""
+"""The batch column with the number of real tokens per row; not passed to the model."""
 PACKAGE_QUESTION = "is_lomo_available"
 
 
 def learning_rate_share(
     settings: TrainSettings, steps: int, share_of_time: Callable[[], float]
 ) -> Callable[[int], float]:
-    """The learning rate of a step as a share of the highest: warm-up, then the schedule.
+    """The learning rate of a step as a fraction of the peak: warm-up, then the schedule.
 
-    share_of_time: the share of a budget in minutes that is spent.
+    share_of_time: the spent fraction of a budget in minutes.
     """
 
     def share(step: int) -> float:
-        # the middle of the step: neither the first nor the last step has a learning rate of zero
+        # the middle of the step, so that no step has a learning rate of zero
         done = share_of_time() if settings.minutes is not None else (step + 0.5) / steps
         if done < settings.warmup_ratio:
             return done / settings.warmup_ratio
@@ -43,10 +43,9 @@ def learning_rate_share(
 
 @contextlib.contextmanager
 def asked_once(model: nn.Module) -> Iterator[None]:
-    """Cache answers that Trainer and accelerate ask for at every step, though they never change.
+    """Cache constants that Trainer and accelerate compute at every step.
 
-    Trainer puts the model into training mode, which walks over all modules; accelerate looks for a package on the disk
-    twice.
+    Trainer sets training mode, which visits all modules; accelerate looks up a package on disk twice.
     """
     change = model.train
 
@@ -75,11 +74,11 @@ class EquitapeTrainer(Trainer):
     autocast_dtype: torch.dtype | None = None
 
     def watch(self, log: StepLog, schedule: Callable[[int], float], autocast_dtype: torch.dtype | None) -> None:
-        """Set what Trainer's constructor has no arguments for. autocast_dtype None: accelerate does autocast."""
+        """Set what Trainer's constructor does not take. autocast_dtype None: leave autocast to accelerate."""
         self.step_log = log
         self.schedule = schedule
         self.autocast_dtype = autocast_dtype
-        # accelerate's version walks over all parameters twice more, for shards and scaled gradients
+        # accelerate's version visits all parameters twice more, for shards and scaled gradients
         clip = self.accelerator.clip_grad_norm_ if self.is_fsdp_enabled else nn.utils.clip_grad_norm_
 
         def recorded(parameters: Any, max_norm: float) -> Tensor:
@@ -97,7 +96,7 @@ class EquitapeTrainer(Trainer):
     def compute_loss_context_manager(self) -> contextlib.ExitStack:
         stack = super().compute_loss_context_manager()
         if self.autocast_dtype is not None:
-            # accelerate's autocast also copies the logits to float32, which nothing reads
+            # accelerate's autocast also copies the logits to float32, which is unused
             stack.enter_context(torch.autocast(self.args.device.type, self.autocast_dtype))
         return stack
 
@@ -109,5 +108,5 @@ class EquitapeTrainer(Trainer):
         return loss
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
-        # Trainer's version walks over all parameters at every step, for a number that nothing reads
+        # Trainer's version visits all parameters at every step, for an unused number
         return 0
