@@ -164,10 +164,10 @@ def test_a_smaller_budget_takes_fewer_samples():
     task = build_task("addition", {"trained_digits": 1, "tested_digits": 2, "samples": 40})
     full, part = Oracle(task, follow), Oracle(task, follow)
     task.evaluate(full, 0)
-    task.evaluate(part, 0, budget=0.1)
+    task.evaluate(part, 0, share=0.1)
     assert part.rows < 0.2 * full.rows
     with pytest.raises(ValueError, match="budget is 0"):
-        task.evaluate(part, 0, budget=0)
+        task.evaluate(part, 0, share=0)
 
 
 def test_the_longest_sums_fill_the_announced_lengths():

@@ -105,7 +105,7 @@ def test_evaluation_is_repeatable_and_well_formed(task):
     assert any("outside" in name for name in first.metrics)
     assert any("inside" in name for name in first.metrics)
     assert json.loads(json.dumps(first.metrics)) == first.metrics
-    assert set(task.evaluate(model, 0, budget=0.5).metrics) == set(first.metrics)
+    assert set(task.evaluate(model, 0, share=0.5).metrics) == set(first.metrics)
 
 
 def test_padding_goes_to_the_right():

@@ -94,8 +94,8 @@ def test_budget_scores_less(options, monkeypatch):
         lambda model, pieces, *rest, **more: seen.append(len(pieces)) or score(model, pieces, *rest, **more),
     )
     model = model_for(task, "rope")
-    task.evaluate(model, seed=0, budget=0.25)
-    task.evaluate(model, seed=0, budget=1e-9)
+    task.evaluate(model, seed=0, share=0.25)
+    task.evaluate(model, seed=0, share=1e-9)
     assert seen == [2] * 4 + [1] * 4
 
 
@@ -207,7 +207,7 @@ def test_a_small_model_learns(options):
     """A few steps on the rows bring the score down, also of the lengths outside."""
     task = build_task("text", options)
     model = model_for(task, "rope", dtype=torch.float32)
-    before = task.evaluate(model, seed=0, budget=0.3).metrics
+    before = task.evaluate(model, seed=0, share=0.3).metrics
     dataset = task.training_set(seed=0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for step in range(30):
@@ -215,6 +215,6 @@ def test_a_small_model_learns(options):
         model(**batch).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-    after = task.evaluate(model, seed=0, budget=0.3).metrics
+    after = task.evaluate(model, seed=0, share=0.3).metrics
     assert after["bits_per_byte_1x"] < before["bits_per_byte_1x"] - 1
     assert after["bits_per_byte_outside_8x"] < before["bits_per_byte_outside_8x"] - 1

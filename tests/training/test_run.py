@@ -21,9 +21,9 @@ def watched_plan(**changes):
     plan = make_plan(parse_recipe({**SMALL, "name": "small", **changes}))
     notes = []
 
-    def evaluate(model, seed, budget=1.0):
+    def evaluate(model, seed, share=1.0):
         half = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
-        notes.append((seed, budget, half, torch.is_grad_enabled(), model.training))
+        notes.append((seed, share, half, torch.is_grad_enabled(), model.training))
         return Evaluation(metrics={plan.task.headline: 1.0})
 
     plan.task.evaluate = evaluate

@@ -161,22 +161,22 @@ def run_units(
     batch_tokens: int | None,
     progress: Progress,
 ) -> None:
-    """Answer units in batches; write the records of each finished batch."""
-    budget = batch_tokens or evaluated.batch_tokens
+    """Answer units in batches and write the records of each batch when it is done."""
+    batch_tokens = batch_tokens or evaluated.batch_tokens
     mix = task.mixes_lengths and evaluated.mixes_lengths
     waiting = list(units)
     environment = describe_environment()
     began = time.perf_counter()
     with progress.phase(task.full_name, sum(unit.cost for unit in units)) as phase:
         while waiting:
-            batch = next(batches_of(waiting, budget, mix))
+            batch = next(batches_of(waiting, batch_tokens, mix))
             try:
-                records = answer(evaluated, task, batch, budget, phase.advance)
+                records = answer(evaluated, task, batch, batch_tokens, phase.advance)
             except torch.OutOfMemoryError:
                 torch.cuda.empty_cache()
                 if len(batch) > 1:
-                    # use smaller batches from here on
-                    budget = max(batch[0].length, len(batch) * batch[0].length // 2)
+                    # smaller batches from here on
+                    batch_tokens = max(batch[0].length, len(batch) * batch[0].length // 2)
                     continue
                 records = [{"error": f"{batch[0].length} tokens do not fit in memory."}]
             keys = {unit.key for unit in batch}
@@ -189,11 +189,11 @@ def run_units(
 
 
 def answer(
-    evaluated: EvaluatedModel, task: EvaluationTask, batch: list[Unit], budget: int, advance: Advance
+    evaluated: EvaluatedModel, task: EvaluationTask, batch: list[Unit], batch_tokens: int, advance: Advance
 ) -> list[Record]:
     """The records of a batch. A length that a model rejects is a result, not a failure."""
     try:
-        return task.answer(evaluated, batch, budget, advance)
+        return task.answer(evaluated, batch, batch_tokens, advance)
     except ValueError as error:
         alike = [[unit for unit in batch if unit.length == length] for length in {unit.length for unit in batch}]
         if len(alike) > 1:
@@ -201,7 +201,7 @@ def answer(
             apart = {
                 unit.key: record
                 for same in alike
-                for unit, record in zip(same, answer(evaluated, task, same, budget, advance), strict=True)
+                for unit, record in zip(same, answer(evaluated, task, same, batch_tokens, advance), strict=True)
             }
             return [apart[unit.key] for unit in batch]
         advance(sum(unit.cost for unit in batch))

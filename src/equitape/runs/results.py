@@ -45,21 +45,41 @@ KNOWN_METRICS = (ACCURACY, TOKEN_ACCURACY, EXACT_MATCH, ERROR, SCORE, LOSS, PERP
 """Metrics that several tasks compute, and those of files older than declared metrics."""
 
 
-def find_metric(declared: Iterable[Metric], name: str) -> Metric:
-    """The most specific declared metric that covers a figure; without one, a metric without a direction."""
+def find_metric(
+    declared: Iterable[Metric], name: str, headline: str | None = None, higher_is_better: bool | None = None
+) -> Metric:
+    """The most specific declared metric that covers a figure; otherwise one without a direction, but for the headline.
+
+    higher_is_better: the direction of the headline.
+    """
     covering = [metric for metric in declared if metric.covers(name)]
-    return max(covering, key=lambda metric: len(metric.name), default=Metric(name=name, higher_is_better=None))
+    found = max(covering, key=lambda metric: len(metric.name), default=Metric(name=name, higher_is_better=None))
+    if found.higher_is_better is None and name == headline:
+        return Metric(name=name, higher_is_better=higher_is_better, unit=found.unit)
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stored:
     """Base class of results stored as JSON."""
 
+    # without an annotation, which would make it a field
+    origin = "a file of equitape"
+    """What `read` expects, in its error."""
+
     @classmethod
     def from_dict(cls, content: dict[str, Any]) -> Self:
         """Read plain data. Unknown keys, from later versions, are ignored."""
         known = {entry.name for entry in fields(cls)}
         return cls(**{key: value for key, value in content.items() if key in known})
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read a file; an error in one sentence where it does not hold this."""
+        try:
+            return cls.from_dict(json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{path} is not {cls.origin} ({error}).") from None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -199,15 +219,14 @@ class TaskResult(Stored):
 
     def metric(self, name: str) -> Metric:
         """How to read a figure."""
-        found = find_metric(self.metrics, name)
-        if found.higher_is_better is None and name == self.headline:
-            return Metric(name=name, higher_is_better=self.higher_is_better, unit=found.unit)
-        return found
+        return find_metric(self.metrics, name, self.headline, self.higher_is_better)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison(Stored):
     """Every run of a recipe. results.json holds it, and reports are made from it."""
+
+    origin = "a results.json of equitape compare"
 
     name: str
     """The recipe's name."""
@@ -232,18 +251,12 @@ class Comparison(Stored):
         }
         return super().from_dict(given)
 
-    @classmethod
-    def read(cls, path: Path) -> Self:
-        """Read a results.json; raise ValueError with one sentence if it is invalid."""
-        try:
-            return cls.from_dict(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path} is not a results.json of equitape compare ({error}).") from None
-
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationReport(Stored):
     """One model evaluated on one task. report.json holds it."""
+
+    origin = "a report.json of equitape eval"
 
     task: str
     options: dict[str, Any]
@@ -287,15 +300,4 @@ class EvaluationReport(Stored):
 
     def metric(self, name: str) -> Metric:
         """How to read a figure."""
-        found = find_metric(self.declared, name)
-        if found.higher_is_better is None and name == self.headline:
-            return Metric(name=name, higher_is_better=self.higher_is_better, unit=found.unit)
-        return found
-
-    @classmethod
-    def read(cls, path: Path) -> Self:
-        """Read a report.json; raise ValueError with one sentence if it is invalid."""
-        try:
-            return cls.from_dict(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path} is not a report.json of equitape eval ({error}).") from None
+        return find_metric(self.declared, name, self.headline, self.higher_is_better)

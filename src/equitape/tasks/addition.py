@@ -9,28 +9,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..runs.results import EXACT_MATCH
 from . import answers, digits
 from .base import IGNORED, Evaluation, HeatMap
-from .digits import END, EQUALS, PAD, PLUS, SYMBOLS, VOCAB_SIZE, DigitOptions, decode
-from .prompts import Cell, Examples, PromptTask, constant, join, mean_percent
+from .digits import END, EQUALS, PAD, PLUS, SYMBOLS, VOCAB_SIZE, DigitTask, decode
+from .prompts import Cell, Examples, constant, join, mean_percent
 
 __all__ = ["END", "IGNORED", "PAD", "SYMBOLS", "VOCAB_SIZE", "Addition", "decode", "draw_lengths",
            "encode", "exact_match", "greedy_answers", "make_sums"]  # fmt: skip
 
 
-class Addition(PromptTask):
+class Addition(DigitTask):
     """Sums of two numbers, scored on a grid of the lengths of both."""
 
     name = "addition"
     idea = "add two numbers, digits reversed; longer operands than in training"
-    options_class = DigitOptions
-    headline = "exact_match_outside"
-    metrics = (EXACT_MATCH,)
-    vocab_size = VOCAB_SIZE
-    pad_token_id = PAD
-    eos_token_id = END
-    options: DigitOptions
 
     @property
     def trained_length(self) -> int:
@@ -53,10 +45,10 @@ class Addition(PromptTask):
     def answer_length(self, cell: Cell) -> int:
         return max(cell) + 2
 
-    def evaluate(self, model: Any, seed: int, budget: float = 1.0) -> Evaluation:
+    def evaluate(self, model: Any, seed: int, share: float = 1.0) -> Evaluation:
         options = self.options
         lengths = options.sizes(options.tested_digits)
-        scores = self.score_cells(model, [(left, right) for left in lengths for right in lengths], seed, budget)
+        scores = self.score_cells(model, [(left, right) for left in lengths for right in lengths], seed, share)
 
         def trained(cell: Cell) -> bool:
             return max(cell) <= options.trained_digits

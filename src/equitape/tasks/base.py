@@ -80,8 +80,8 @@ class Task(TaskBase):
         """A batch, padded on the right to its longest example, with `attention_mask` where anything is padded."""
         return pad_right(examples, self.pad_token_id)
 
-    def evaluate(self, model: Any, seed: int, budget: float = 1.0) -> Evaluation:
-        """Score a model, which is in evaluation mode. budget: the share of the full evaluation to do, at most 1."""
+    def evaluate(self, model: Any, seed: int, share: float = 1.0) -> Evaluation:
+        """Score a model, which is in evaluation mode. share: how much of the full evaluation to do, at most 1."""
         raise NotImplementedError
 
 
@@ -151,8 +151,8 @@ def require_order(**sizes: float) -> None:
         )
 
 
-def scale_samples(samples: int, budget: float) -> int:
+def scale_samples(samples: int, share: float) -> int:
     """How many of the samples a share of the evaluation takes, at least one."""
-    if not 0 < budget <= 1:
-        raise ValueError(f"budget is {budget}; it is the share of the evaluation to do, more than 0 and at most 1.")
-    return max(1, round(samples * budget))
+    if not 0 < share <= 1:
+        raise ValueError(f"share is {share}; it must be above 0 and at most 1.")
+    return max(1, round(samples * share))

@@ -88,9 +88,9 @@ class Copy(SymbolTask):
     def answer_length(self, cell: Cell) -> int:
         return cell[0] + 1
 
-    def evaluate(self, model: Any, seed: int, budget: float = 1.0) -> Evaluation:
+    def evaluate(self, model: Any, seed: int, share: float = 1.0) -> Evaluation:
         options = self.options
-        return evaluate_lengths(self, model, options.trained_symbols, options.tested_symbols, "symbols", seed, budget)
+        return evaluate_lengths(self, model, options.trained_symbols, options.tested_symbols, "symbols", seed, share)
 
 
 class Reverse(Copy):
@@ -157,17 +157,17 @@ class SelectiveCopy(SymbolTask):
     def answer_length(self, cell: Cell) -> int:
         return self.options.symbols + 1
 
-    def evaluate(self, model: Any, seed: int, budget: float = 1.0) -> Evaluation:
+    def evaluate(self, model: Any, seed: int, share: float = 1.0) -> Evaluation:
         options = self.options
         tails = {
             "inside": options.blanks,
             "outside_dense": options.dense_blanks,
             "outside_sparse": options.sparse_blanks,
         }
-        scores = self.score_cells(model, [(blanks,) for blanks in tails.values()], seed, budget)
+        scores = self.score_cells(model, [(blanks,) for blanks in tails.values()], seed, share)
         metrics = {f"exact_match_{tail}": 100 * scores[blanks,] for tail, blanks in tails.items()}
         for tail, blanks in tails.items():
-            metrics[f"token_accuracy_{tail}"] = 100 * self.token_accuracy(model, (blanks,), seed, budget)
+            metrics[f"token_accuracy_{tail}"] = 100 * self.token_accuracy(model, (blanks,), seed, share)
         shown = sorted(tails.values())
         return Evaluation(
             metrics=metrics,
@@ -182,12 +182,12 @@ class SelectiveCopy(SymbolTask):
             ],
         )
 
-    def token_accuracy(self, model: Any, cell: Cell, seed: int, budget: float) -> float:
+    def token_accuracy(self, model: Any, cell: Cell, seed: int, share: float) -> float:
         """The share of the answers' tokens that are likeliest after the right ones before them, for the same examples.
 
         Where no whole answer is right, this still tells models apart.
         """
-        samples = scale_samples(self.options.samples, budget)
+        samples = scale_samples(self.options.samples, share)
         tokens = self.draw_cell(cell, samples, evaluation_generator(seed, *cell)).tokens
         prompt = self.prompt_length(cell)
         return forced_accuracy(

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..runs.results import EXACT_MATCH
 from ..settings import Positive
-from .prompts import SMALL, LengthOptions
+from .prompts import SMALL, LengthOptions, PromptTask
 
 SYMBOLS = "0123456789+*="
 PLUS, TIMES, EQUALS = (SYMBOLS.index(symbol) for symbol in "+*=")
@@ -26,6 +27,18 @@ class DigitOptions(LengthOptions):
     tested_digits: Positive = 40
     """Most digits of a long operand in evaluation."""
     unit = "digits"
+
+
+class DigitTask(PromptTask):
+    """What the arithmetic tasks share: their tokens and their first metric."""
+
+    options_class = DigitOptions
+    headline = "exact_match_outside"
+    metrics = (EXACT_MATCH,)
+    vocab_size = VOCAB_SIZE
+    pad_token_id = PAD
+    eos_token_id = END
+    options: DigitOptions
 
 
 def draw_numbers(lengths: Tensor, width: int, generator: torch.Generator) -> Tensor:

@@ -65,18 +65,18 @@ class FlipFlop(StateTask):
         tokens, labels = make_sequences(count, self.options.length, self.options.ignore, generator)
         return tokens, tokens if self.options.loss == "all" else labels
 
-    def evaluate(self, model: Any, seed: int, budget: float = 1.0) -> Evaluation:
+    def evaluate(self, model: Any, seed: int, share: float = 1.0) -> Evaluation:
         options = self.options
         metrics, curves = {}, []
         # the numbers of sequences in the proportion of the benchmark's own test sets: sparse ones hold few reads
-        for place, (name, ignore, share) in enumerate(
+        for place, (name, ignore, portion) in enumerate(
             (
                 ("inside", options.ignore, 1.0),
                 ("outside_sparse", options.sparse_ignore, 10.0),
                 ("outside_dense", options.dense_ignore, 0.25),
             )
         ):
-            count = max(1, round(share * scale_samples(options.samples, budget)))
+            count = max(1, round(portion * scale_samples(options.samples, share)))
             tokens, labels = make_sequences(count, options.length, ignore, evaluation_generator(seed, place))
             wrong = 1 - judge(model, tokens, labels, options.batch_tokens)
             metrics[f"error_{name}"] = 100 * float(wrong.nanmean())

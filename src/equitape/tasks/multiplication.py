@@ -8,25 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..runs.results import EXACT_MATCH
 from . import digits
 from .base import Evaluation
-from .digits import END, EQUALS, PAD, TIMES, VOCAB_SIZE, DigitOptions
-from .prompts import Cell, Examples, PromptTask, constant, evaluate_lengths, join
+from .digits import END, EQUALS, PAD, TIMES, DigitTask
+from .prompts import Cell, Examples, constant, evaluate_lengths, join
 
 
-class Multiplication(PromptTask):
+class Multiplication(DigitTask):
     """A number times a digit, scored by the length of the number."""
 
     name = "multiplication"
     idea = "multiply a number by a digit, digits reversed; longer numbers than in training"
-    options_class = DigitOptions
-    headline = "exact_match_outside"
-    metrics = (EXACT_MATCH,)
-    vocab_size = VOCAB_SIZE
-    pad_token_id = PAD
-    eos_token_id = END
-    options: DigitOptions
 
     @property
     def trained_length(self) -> int:
@@ -49,9 +41,9 @@ class Multiplication(PromptTask):
     def answer_length(self, cell: Cell) -> int:
         return cell[0] + 2
 
-    def evaluate(self, model: Any, seed: int, budget: float = 1.0) -> Evaluation:
+    def evaluate(self, model: Any, seed: int, share: float = 1.0) -> Evaluation:
         options = self.options
-        return evaluate_lengths(self, model, options.trained_digits, options.tested_digits, "digits", seed, budget)
+        return evaluate_lengths(self, model, options.trained_digits, options.tested_digits, "digits", seed, share)
 
 
 def make_products(lengths: Tensor, generator: torch.Generator) -> Examples:

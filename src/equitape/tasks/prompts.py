@@ -115,9 +115,9 @@ class PromptTask(Task):
     def training_set(self, seed: int) -> Dataset[dict[str, Tensor]]:
         return NumberedExamples(self.make_block, seed)
 
-    def score_cells(self, model: Any, cells: list[Cell], seed: int, budget: float) -> dict[Cell, float]:
+    def score_cells(self, model: Any, cells: list[Cell], seed: int, share: float) -> dict[Cell, float]:
         """The share of right answers in each cell. Cells are answered together, as many as fit into a batch."""
-        samples = scale_samples(self.options.samples, budget)
+        samples = scale_samples(self.options.samples, share)
         scores: dict[Cell, float] = {}
         for group in self.group_cells(cells, samples):
             drawn = [self.draw_cell(cell, samples, evaluation_generator(seed, *cell)).tokens for cell in group]
@@ -193,12 +193,12 @@ class LengthOptions(PromptOptions):
 
 
 def evaluate_lengths(
-    task: PromptTask, model: Any, trained: int, tested: int, unit: str, seed: int, budget: float
+    task: PromptTask, model: Any, trained: int, tested: int, unit: str, seed: int, share: float
 ) -> Evaluation:
     """Exact match against a size up to `tested`, of which those up to `trained` were trained on."""
     assert isinstance(task.options, LengthOptions)
     sizes = task.options.sizes(tested)
-    scores = task.score_cells(model, [(size,) for size in sizes], seed, budget)
+    scores = task.score_cells(model, [(size,) for size in sizes], seed, share)
 
     def seen(cell: Cell) -> bool:
         return cell[0] <= trained

@@ -130,9 +130,9 @@ class Retrieval(StateTask):
         depth = places.gather(1, asked) / (context - 2).clamp(min=1)[:, None]
         return tokens[:, :length], labels[:, :length], depth
 
-    def evaluate(self, model: Any, seed: int, budget: float = 1.0) -> Evaluation:
+    def evaluate(self, model: Any, seed: int, share: float = 1.0) -> Evaluation:
         options = self.options
-        count = scale_samples(options.samples, budget)
+        count = scale_samples(options.samples, share)
         shares, by_depth = [], []
         for factor in options.factors:
             generator = evaluation_generator(seed, factor)
@@ -142,8 +142,8 @@ class Retrieval(StateTask):
             by_depth.append(mean_by_bin(right, depth, options.depths))
         metrics = {"exact_match_inside": 100 * shares[0]}
         metrics["exact_match_outside"] = 100 * sum(shares[1:]) / len(shares[1:])
-        for factor, share in zip(options.factors[1:], shares[1:], strict=True):
-            metrics[f"exact_match_outside_{factor}x"] = 100 * share
+        for factor, score in zip(options.factors[1:], shares[1:], strict=True):
+            metrics[f"exact_match_outside_{factor}x"] = 100 * score
         return Evaluation(
             metrics=metrics,
             heat_maps=[

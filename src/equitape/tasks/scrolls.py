@@ -179,11 +179,11 @@ class Scrolls(Task):
         )
         return rows, beginning, summary
 
-    def evaluate(self, model: Any, seed: int, budget: float = 1.0) -> Evaluation:
+    def evaluate(self, model: Any, seed: int, share: float = 1.0) -> Evaluation:
         """The score of SCROLLS in per cent, and the loss of the reference answers in nats per token."""
         evaluated = EvaluatedModel(model=model, tokenizer=self.tokenizer, name="trained")
         writer = PromptWriter(self.options.dataset, PieceTokenizer(self.tokenizer), self.options.cut)
-        items = spread(self.valid_items, scale_samples(self.options.samples, budget))
+        items = spread(self.valid_items, scale_samples(self.options.samples, share))
         limit = self.options.length - self.answer_tokens
         prompts = [writer.write(item, limit) for item in items]
         units = [

@@ -109,9 +109,9 @@ class StepTask(StateTask):
         nothing = torch.full((count, 2), IGNORED)
         return torch.cat((begin, drawn, end), dim=1), torch.cat((nothing, self.follow(drawn)), dim=1)
 
-    def evaluate(self, model: Any, seed: int, budget: float = 1.0) -> Evaluation:
+    def evaluate(self, model: Any, seed: int, share: float = 1.0) -> Evaluation:
         options = self.options
-        count = scale_samples(options.samples, budget)
+        count = scale_samples(options.samples, share)
         metrics, by_step = {}, torch.empty(0)
         for name, steps, first in (
             ("inside", options.trained_steps, 0),

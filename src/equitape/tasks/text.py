@@ -166,9 +166,9 @@ class Text(Task):
             )
         return pieces
 
-    def evaluate(self, model: Any, seed: int, budget: float = 1.0) -> Evaluation:
+    def evaluate(self, model: Any, seed: int, share: float = 1.0) -> Evaluation:
         """Loss, perplexity and bits per byte at every length; NaN where an encoding cannot run that length."""
-        wanted = max(1, int(self.options.eval_tokens * min(budget, 1.0)) // self.tested_length)
+        wanted = max(1, int(self.options.eval_tokens * min(share, 1.0)) // self.tested_length)
         chosen = torch.linspace(0, len(self._pieces) - 1, min(wanted, len(self._pieces)), dtype=torch.float64)
         pieces = [self._pieces[index] for index in chosen.round().long().tolist()]
         metrics: dict[str, float] = {}
