@@ -160,13 +160,13 @@ def test_perfect_inside_and_nothing_outside_is_a_quarter():
     assert metrics == {"exact_match_grid": 25.0, "exact_match_inside": 100.0, "exact_match_outside": 0.0}
 
 
-def test_a_smaller_budget_takes_fewer_samples():
+def test_a_smaller_share_takes_fewer_samples():
     task = build_task("addition", {"trained_digits": 1, "tested_digits": 2, "samples": 40})
     full, part = Oracle(task, follow), Oracle(task, follow)
     task.evaluate(full, 0)
     task.evaluate(part, 0, share=0.1)
     assert part.rows < 0.2 * full.rows
-    with pytest.raises(ValueError, match="budget is 0"):
+    with pytest.raises(ValueError, match="share is 0"):
         task.evaluate(part, 0, share=0)
 
 

@@ -84,7 +84,7 @@ def test_curves(options):
     assert sum(place.y) / 64 == pytest.approx(math.log(evaluation.metrics["perplexity_outside_8x"]))
 
 
-def test_budget_scores_less(options, monkeypatch):
+def test_a_share_scores_less(options, monkeypatch):
     task = build_task("text", options)
     seen = []
     score = task._score
