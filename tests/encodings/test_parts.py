@@ -12,7 +12,7 @@ from equitape import EquitapeForCausalLM
 from equitape.encodings import Geometry, Positions, build_encoding
 from equitape.encodings.clock import clock_drift
 from equitape.encodings.columns import put_columns, take_columns
-from equitape.encodings.decay import slopes
+from equitape.encodings.decay import slopes, slopes_on
 from equitape.encodings.positions import add_jumps, index_runs
 from equitape.encodings.running import join_parts, running_sum, split_parts
 from equitape.kernels import reference
@@ -305,3 +305,10 @@ def test_configurations_know_the_width_of_cached_keys(case):
     past = model(draw_tokens(1, 5), use_cache=True).past_key_values
     assert [layer.keys.shape[-1] for layer in past.layers] == model.config.key_cache_dims
     assert [layer.values.shape[-1] for layer in past.layers] == model.config.value_cache_dims
+
+
+@pytest.mark.parametrize("heads", [1, 2, 3, 4, 6, 8, 12, 15, 32, 40])
+def test_slopes_on_the_device_are_those_of_the_host_bit_for_bit(heads):
+    for decaying in range(1, heads + 1):
+        expected = torch.tensor([*slopes(decaying), *[0.0] * (heads - decaying)])
+        assert torch.equal(slopes_on(torch.device("cpu"), decaying, heads), expected)

@@ -77,6 +77,17 @@ def slopes(num_heads: int) -> list[float]:
     return [2.0 ** (-8 * exponent) for exponent in exponents]
 
 
+def slopes_on(device: torch.device, decaying: int, heads: int) -> Tensor:
+    """ALiBi's slopes of the heads that decay, then zeros: [heads], float32.
+
+    Computed on the device: a CUDA graph cannot capture a copy from the host.
+    """
+    below = 2 ** math.floor(math.log2(decaying))
+    head = torch.arange(heads, device=device, dtype=torch.float64)
+    exponents = torch.where(head < below, (head + 1) / below, (2 * (head - below) + 1) / (2 * below))
+    return (torch.exp2(-8 * exponents) * (head < decaying)).float()
+
+
 class Decay(nn.Module):
     """The decay of one block: columns for its queries and keys."""
 
@@ -87,9 +98,9 @@ class Decay(nn.Module):
         self.speed = options.decay_speed if self.kind == "learned" else 1.0
         self.num_heads, self.num_kv_heads = geometry.num_heads, geometry.num_kv_heads
         heads = self.num_kv_heads if self.kind == "gate" else self.num_heads
-        decaying = round(options.decay_heads * heads)
+        self.decaying = round(options.decay_heads * heads)
         # plain numbers, not a buffer: a buffer would be rounded when the model is cast to half precision
-        self.slopes = [*slopes(decaying), *[0.0] * (heads - decaying)]
+        self.slopes = [*slopes(self.decaying), *[0.0] * (heads - self.decaying)]
         if self.kind in ("learned", "gate"):
             self.bias = nn.Parameter(torch.empty(heads))
         if self.kind == "gate":
@@ -112,7 +123,7 @@ class Decay(nn.Module):
         hidden: [B, N, C], input of the query and key projections; previous: [B, G, E], columns of the last cached key.
         """
         device = hidden.device
-        fixed = torch.tensor(self.slopes, device=device)
+        fixed = slopes_on(device, self.decaying, len(self.slopes))
         # the softmax scale also multiplies these products
         unit = COLUMN_UNIT / scale
         if self.kind == "gate":
