@@ -1,6 +1,7 @@
 """Fine-tuning runs: what they write, that a kill costs nothing, that gradients arrive, and what is refused."""
 
 import copy
+import importlib
 import json
 import os
 import signal
@@ -22,6 +23,9 @@ from equitape.data.tokenizers import byte_tokenizer
 from equitape.pretrained import adapting
 from equitape.pretrained.weights import load_source
 from families import make_source
+
+# the name equitape.adapt is that of the function too
+planning, training = (importlib.import_module(f"equitape.adapt.{name}") for name in ("dry_run", "finetune"))
 
 
 @pytest.fixture(scope="module")
@@ -325,6 +329,56 @@ def test_the_command_trains(room, tmp_path):
     assert call(room / "base", "--adapter", out, "--out", tmp_path / "merged").exit_code == 0
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), merged.parameters(), strict=True))
+
+
+def test_a_dry_run_measures_and_writes_nothing(room, tmp_path):
+    words = [
+        room / "base", "--context", CONTEXT, "--data", room / "data", "--steps", 50, "--batch-size", 4, "--accumulation", 2,
+        "--eval-data", f"books={room / 'test'}", "--cache", room / "cache", "--dry-run",
+    ]  # fmt: skip
+    result = call(*words, "--out", tmp_path / "run", "--json")
+    assert result.exit_code == 0, result.output
+    plan = json.loads(result.stdout)
+    assert plan["data"]["documents"] == 4
+    assert plan["tokens"] == 50 * 4 * CONTEXT
+    assert plan["training_seconds"] > 0
+    assert plan["scoring_seconds"] > 0
+    assert plan["peak_mib"] > 0
+    assert list(tmp_path.iterdir()) == []
+    said = " ".join(call(*words).output.split())
+    assert "50 steps, 12,800 tokens" in said
+    assert "nothing was trained or written" in said
+
+
+def test_a_dry_run_that_does_not_fit_says_so(room, tmp_path, monkeypatch):
+    def fail(*args):
+        raise torch.OutOfMemoryError("too much")
+
+    monkeypatch.setattr(planning, "measure_step", fail)
+    plan = planning.dry_run(room / "base", AdaptSettings(context=CONTEXT), settings_of(room))
+    assert plan["training_seconds"] is None
+    assert "One step runs out of memory" in plan["note"]
+
+
+def test_an_interrupt_ends_with_the_command_that_continues(room, tmp_path, monkeypatch):
+    words = [
+        str(word) for word in (
+            room / "base", "--context", CONTEXT, "--data", room / "data", "--steps", 2, "--batch-size", 2, "--save-every", 1,
+            "--cache", room / "cache", "--out", tmp_path / "run",
+        )
+    ]  # fmt: skip
+    monkeypatch.setattr(sys, "argv", ["equitape", "adapt", *words])
+
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(training, "write_run", interrupt)
+    result = call(*words)
+    assert result.exit_code == 130
+    said = " ".join(result.output.split())
+    assert f"Interrupted. The checkpoint of step 2 in {tmp_path / 'run'} is kept." in said
+    assert f"Continue with: equitape adapt {' '.join(words)} --resume" in said
+    assert "Traceback" not in said
 
 
 def test_the_command_converts(room, tmp_path):

@@ -62,6 +62,7 @@ def test_options_keep_their_names(monkeypatch):
         "adapter",
         "dtype",
         "resume",
+        "dry-run",
         "json",
     ]:
         assert f"--{option} " in shown, option

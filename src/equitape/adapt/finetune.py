@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from accelerate import PartialState
@@ -64,10 +64,7 @@ def finetune(
     """
     if not resume:
         check_folder(out, "run", RUN, list, resume=False)
-    for source in (*settings.data, *settings.evaluation.data.values()):
-        if not source.startswith("hf:"):
-            find_files(source)
-    tokenizer = tokenizer_of(base, settings.tokenizer)
+    tokenizer = check_sources(base, settings)
     processes = PartialState(cpu=not torch.accelerator.is_available())
     progress = Progress(console if processes.is_main_process else None)
     if not processes.is_main_process:
@@ -86,22 +83,8 @@ def _finetune(
     progress: Progress,
 ) -> dict[str, Any]:
     processes = PartialState()
-    bf16 = uses_bf16(settings.train)
-    with progress.phase("loading the model"):
-        model = build(base, adapt_settings, torch.bfloat16 if bf16 else torch.float32)
-    widen_trained(model)
-    context = adapt_settings.context or model.config.context
-    settings.check(context)
-    check_vocabulary(tokenizer, model.config.vocab_size)
-
-    with processes.main_process_first(), progress.phase("tokenizing"):
-        rows, texts = read_data(settings, tokenizer, settings.rows(context))
-    overlaps = {name: find_overlap(rows.store, store) for name, store in texts.items() if name != TRAINED_ON}
-    progress.console.print(f"Training data: {rows.summary}", highlight=False)
-    for sentence in describe_texts(overlaps):
-        progress.console.print(f"Warning: {sentence}", highlight=False, markup=False)
-    lengths = settings.evaluation.lengths or (context,)
-    check_lengths(texts, lengths)
+    prepared = prepare(base, adapt_settings, settings, tokenizer, progress)
+    model, rows, texts, warnings, context, lengths, bf16 = prepared
     adaptation = adaptation_of(model)
     identity = describe_run(adaptation, settings, rows)
     check_folder(out, "run", RUN, lambda: differences(out, identity), resume=resume)
@@ -147,11 +130,57 @@ def _finetune(
     after = evaluate(model, "after") if result.status == "done" else None
     scores = beside(before, after)
     report = describe_results(model, adaptation, settings, rows, result, scores, context)
-    report["warnings"] = describe_texts(overlaps)
+    report["warnings"] = warnings
     if processes.is_main_process:
         write_run(model, out, report)
     processes.wait_for_everyone()
     return report
+
+
+class Prepared(NamedTuple):
+    """What a fine-tuning run starts from."""
+
+    model: AdaptedForCausalLM
+    rows: PackedDataset
+    texts: dict[str, TokenStore]
+    """To score, by name."""
+    warnings: list[str]
+    context: int
+    lengths: tuple[int, ...]
+    """To score at."""
+    bf16: bool
+
+
+def check_sources(base: str | Path, settings: FinetuneSettings) -> Any:
+    """Refuse missing data before any work; returns the tokenizer."""
+    for source in (*settings.data, *settings.evaluation.data.values()):
+        if not source.startswith("hf:"):
+            find_files(source)
+    return tokenizer_of(base, settings.tokenizer)
+
+
+def prepare(
+    base: str | Path, adapt_settings: AdaptSettings, settings: FinetuneSettings, tokenizer: Any, progress: Progress
+) -> Prepared:
+    """Load the model, tokenize, and refuse what does not fit together."""
+    bf16 = uses_bf16(settings.train)
+    with progress.phase("loading the model"):
+        model = build(base, adapt_settings, torch.bfloat16 if bf16 else torch.float32)
+    widen_trained(model)
+    context = adapt_settings.context or model.config.context
+    settings.check(context)
+    check_vocabulary(tokenizer, model.config.vocab_size)
+    with PartialState().main_process_first(), progress.phase("tokenizing"):
+        rows, texts = read_data(settings, tokenizer, settings.rows(context))
+    lengths = settings.evaluation.lengths or (context,)
+    check_lengths(texts, lengths)
+    progress.console.print(f"Training data: {rows.summary}", highlight=False)
+    with progress.phase("comparing the texts"):
+        overlaps = {name: find_overlap(rows.store, store) for name, store in texts.items() if name != TRAINED_ON}
+    warnings = describe_texts(overlaps)
+    for sentence in warnings:
+        progress.console.print(f"Warning: {sentence}", highlight=False, markup=False)
+    return Prepared(model, rows, texts, warnings, context, lengths, bf16)
 
 
 def widen_trained(model: EquitapeForCausalLM) -> None:

@@ -11,6 +11,7 @@ from ..pretrained.longlora import ShiftedSparseAttention
 from ..pretrained.methods import summarize_training
 from ..pretrained.settings import adaptation_of
 from ..registry import counted
+from ..runs.progress import describe_seconds
 
 
 def show_model(model: EquitapeForCausalLM, console: Console) -> None:
@@ -37,6 +38,25 @@ def show_model(model: EquitapeForCausalLM, console: Console) -> None:
         table.add_row("while training", seen)
     table.add_row("trains", str(summarize_training(model)))
     console.print(table)
+
+
+def show_plan(plan: dict[str, Any], console: Console) -> None:
+    """What a fine-tuning run would do and cost."""
+    table = Table(show_header=False)
+    table.add_row("base", escape(plan["base"]))
+    table.add_row("method", f"{plan['method']}, {plan['trained']['parameters']:,} parameters train")
+    data = plan["data"]
+    table.add_row("training data", f"{data['documents']:,} documents, {data['tokens']:,} tokens, {data['rows']:,} rows")
+    table.add_row("training", f"{plan['steps']:,} steps, {plan['tokens']:,} tokens, {plan['epochs']:.2g} epochs")
+    if plan["note"]:
+        table.add_row("memory", escape(plan["note"]))
+    else:
+        memory = "unknown" if plan["peak_mib"] is None else f"about {plan['peak_mib']:,.0f} MiB on {plan['device']}"
+        table.add_row("memory", memory)
+        training, scoring = (describe_seconds(plan[key]) for key in ("training_seconds", "scoring_seconds"))
+        table.add_row("time", f"about {training} of training and {scoring} of scoring, from one measured step")
+    console.print(table)
+    console.print("This was a dry run: nothing was trained or written.")
 
 
 def show_results(report: dict[str, Any], console: Console) -> None:

@@ -86,6 +86,14 @@ def adapt(
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue the run in the folder --out.", rich_help_panel="Training")
     ] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Check everything, measure one step, and show rows, memory and time, without training.",
+            rich_help_panel="Training",
+        ),
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
     """Convert or fine-tune a pretrained model: TAPE, LoRA, LongLoRA or another rotary base.
@@ -103,7 +111,7 @@ def adapt(
         disable_progress_bar()
     check_value(save, Saved | None, "--save")
     if finetune.get("data"):
-        if out is None:
+        if out is None and not dry_run:
             raise ValueError("Training needs --out: the folder for the adapter and the log.")
         if adapter is not None:
             raise ValueError("--adapter saves a trained adapter and cannot be combined with --data; drop one of them.")
@@ -111,14 +119,18 @@ def adapt(
             raise ValueError("--dtype only applies to a saved model; for training, use --precision.")
         settings = AdaptSettings.parse(method, "adapt")
         course = course_of(settings, finetune, train, evaluation)
-        report = run_training(base, settings, course, out, resume=resume, save=save, console=console)
+        if out is None or dry_run:
+            report = show_dry_run(base, settings, course, console)
+        else:
+            report = run_training(base, settings, course, out, resume=resume, save=save, console=console)
     else:
         extra = {name: value for name, value in finetune.items() if name != "tokenizer"}
         refuse_options(DATA, extra, "only applies to training, which needs --data")
         refuse_options(TRAINING, train, "only applies to training, which needs --data")
         refuse_options(EVALUATION, evaluation, "only applies to training, which needs --data")
-        if resume:
-            raise ValueError("--resume only applies to training, which needs --data.")
+        for option, given in (("--resume", resume), ("--dry-run", dry_run)):
+            if given:
+                raise ValueError(f"{option} only applies to training, which needs --data.")
         if out is not None and out.exists() and (out.is_file() or any(out.iterdir())):
             raise ValueError(f"{str(out)!r} is not an empty folder; choose a new folder for --out.")
         if adapter is not None:
@@ -216,6 +228,21 @@ def course_of(
     return FinetuneSettings.parse({**finetune, **parts}, "adapt")
 
 
+def show_dry_run(base: str, settings: AdaptSettings, course: FinetuneSettings, console: Console) -> dict[str, Any]:
+    """Print what training would do and cost; the same as plain data."""
+    from ..adapt.dry_run import dry_run
+    from ..adapt.show import show_plan
+    from ..runs.errors import describe_interrupt
+
+    try:
+        plan = dry_run(base, settings, course, console=console)
+    except KeyboardInterrupt:
+        console.print(describe_interrupt("A dry run keeps nothing.", resume=False), highlight=False, markup=False)
+        raise typer.Exit(130) from None
+    show_plan(plan, console)
+    return plan
+
+
 def run_training(
     base: str, settings: AdaptSettings, course: FinetuneSettings, out: Path, *, resume: bool, save: str | None,
     console: Console,
@@ -228,9 +255,16 @@ def run_training(
     from ..pretrained.adapting import load_adapter
     from ..pretrained.loading import tokenizer_of
     from ..report.adaptation import write_loss
+    from ..runs.errors import describe_interrupt
     from ..training.log import LOG, read_log
+    from ..training.run import describe_kept
 
-    report = finetune(base, settings, course, out, resume=resume, console=console)
+    try:
+        report = finetune(base, settings, course, out, resume=resume, console=console)
+    except KeyboardInterrupt:
+        if PartialState().is_main_process:
+            typer.echo(describe_interrupt(describe_kept(out), resume=True), err=True)
+        raise typer.Exit(130) from None
     if not PartialState().is_main_process:
         return report
     write_loss(read_log(out / LOG), out / PLOT, "tape" if settings.effects.tape else "rope")
