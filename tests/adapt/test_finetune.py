@@ -376,7 +376,7 @@ def test_an_interrupt_ends_with_the_command_that_continues(room, tmp_path, monke
     result = call(*words)
     assert result.exit_code == 130
     said = " ".join(result.output.split())
-    assert f"Interrupted. The checkpoint of step 2 in {tmp_path / 'run'} is kept." in said
+    assert f"Interrupted. Kept the checkpoint of step 2 in {tmp_path / 'run'}." in said
     assert f"Continue with: equitape adapt {' '.join(words)} --resume" in said
     assert "Traceback" not in said
 
