@@ -14,6 +14,7 @@ from .version import __version__
 if TYPE_CHECKING:
     from .adapt import adapt, load_adapter
     from .encodings import available_encodings, register_encoding
+    from .extend import extend
     from .model import (
         EquitapeConfig,
         EquitapeForCausalLM,
@@ -33,6 +34,7 @@ __all__ = [
     "__version__",
     "adapt",
     "available_encodings",
+    "extend",
     "load_adapter",
     "register_encoding",
 ]
@@ -49,15 +51,19 @@ def _runs_as_command() -> bool:
 
 def import_names() -> None:
     """Import all public names, which also registers the model with transformers."""
-    places = dict.fromkeys(("adapt", "load_adapter"), "adapt") | dict.fromkeys(
-        ("available_encodings", "register_encoding"), "encodings"
-    )
+    places = {
+        "adapt": "adapt",
+        "load_adapter": "adapt",
+        "extend": "extend",
+        "available_encodings": "encodings",
+        "register_encoding": "encodings",
+    }
     found = {
         name: getattr(import_module(f"{__name__}.{places.get(name, 'model')}"), name)
         for name in __all__
         if name != "__version__"
     }
-    # set names after the last import: the function `adapt` replaces the package of that name
+    # set names after the last import: the functions `adapt` and `extend` replace the packages of those names
     globals().update(found)
 
 

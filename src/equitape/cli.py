@@ -13,6 +13,7 @@ from .commands.compare import compare
 from .commands.data import data
 from .commands.demo import demo
 from .commands.evaluate import evaluate
+from .commands.extend import extend
 from .commands.generate import chat, generate
 from .commands.inspect import inspect
 from .commands.listing import encodings, tasks
@@ -78,5 +79,5 @@ def main(
 for taking in (train, compare):
     app.command(cls=RecipeCommand)(taking)
 app.command("eval")(evaluate)
-for command in (report, demo, adapt, generate, chat, inspect, check, bench, recipes, encodings, tasks, data):
+for command in (report, demo, extend, adapt, generate, chat, inspect, check, bench, recipes, encodings, tasks, data):
     app.command()(command)

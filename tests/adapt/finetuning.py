@@ -1,4 +1,4 @@
-"""A small fine-tuning run and its text, for tests and the processes they start."""
+"""A small fine-tuning run, for tests and the processes they start."""
 
 import json
 
@@ -6,34 +6,6 @@ from equitape.adapt import AdaptSettings
 from equitape.adapt.finetune import FinetuneSettings, finetune
 
 CONTEXT = 64
-WORDS = [
-    "the",
-    "sea",
-    "was",
-    "calm",
-    "and",
-    "the",
-    "night",
-    "was",
-    "long",
-    "while",
-    "we",
-    "sailed",
-    "on",
-    "towards",
-    "the",
-    "islands",
-    "of",
-    "the",
-    "south",
-]
-
-
-def write_text(path, documents=4, words=150):
-    path.mkdir(parents=True, exist_ok=True)
-    for number in range(documents):
-        text = " ".join(WORDS[(number + 3 * index + index // 7) % len(WORDS)] for index in range(words))
-        (path / f"{number}.txt").write_text(text)
 
 
 def settings_of(room, **changes):

@@ -11,7 +11,7 @@ import time
 
 import pytest
 import torch
-from finetuning import CONTEXT, losses, run, settings_of, write_text
+from finetuning import CONTEXT, losses, run, settings_of
 from typer.testing import CliRunner
 
 from cases import gap
@@ -23,6 +23,7 @@ from equitape.data.tokenizers import byte_tokenizer
 from equitape.pretrained import adapting
 from equitape.pretrained.weights import load_source
 from families import make_source
+from words import write_text
 
 # the name equitape.adapt is that of the function too
 planning, training = (importlib.import_module(f"equitape.adapt.{name}") for name in ("dry_run", "finetune"))

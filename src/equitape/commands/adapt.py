@@ -185,6 +185,7 @@ def write(
 ) -> None:
     """Save the adapter, or the full model with the base's tokenizer if it has one."""
     from ..pretrained.adapter import save_adapter
+    from ..pretrained.adapting import save_whole
     from ..pretrained.loading import tokenizer_of
 
     if as_adapter:
@@ -200,17 +201,6 @@ def write(
     save_whole(model, found, out)
     note = "" if found is not None else " The base has no tokenizer to copy."
     console.print(f"Wrote the model to {out}.{note}", highlight=False)
-
-
-def save_whole(model: "EquitapeForCausalLM", tokenizer: Any, folder: Path) -> None:
-    """Write the model, its card and its tokenizer, if any, to one folder."""
-    from ..runs.files import files_in
-
-    model.save_pretrained(folder)
-    if tokenizer is not None:
-        tokenizer.model_max_length = model.config.max_position_embeddings
-        with files_in(folder) as aside:
-            tokenizer.save_pretrained(aside)
 
 
 def course_of(
@@ -252,7 +242,7 @@ def run_training(
 
     from ..adapt.finetune import finetune
     from ..adapt.show import show_results
-    from ..pretrained.adapting import load_adapter
+    from ..pretrained.adapting import load_adapter, save_whole
     from ..pretrained.loading import tokenizer_of
     from ..report.adaptation import write_loss
     from ..runs.errors import describe_interrupt

@@ -126,6 +126,15 @@ def find_adapter(name: Path | str) -> Path:
         ) from None
 
 
+def save_whole(model: EquitapeForCausalLM, tokenizer: Any, folder: Path) -> None:
+    """Write the model, its card and its tokenizer, if any, to one folder."""
+    model.save_pretrained(folder)
+    if tokenizer is not None:
+        tokenizer.model_max_length = model.config.max_position_embeddings
+        with files_in(folder) as aside:
+            tokenizer.save_pretrained(aside)
+
+
 def name_of(base: Base) -> str:
     """The name of a base: the last part of its path."""
     given = base.config._name_or_path if isinstance(base, PreTrainedModel) else base

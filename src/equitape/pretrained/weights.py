@@ -47,14 +47,7 @@ def load_source(base: Base, dtype: str | torch.dtype = "auto", check: Check | No
     path = Path(base).expanduser()
     if path.is_file():
         return _load_gguf(path, dtype)
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            within = sorted(file.name for file in path.glob("*.gguf"))
-            hint = f"give the GGUF file, {str(path / within[0])!r}" if within else "give the folder of a full model"
-            raise ValueError(f"The folder {str(base)!r} has no config.json; {hint}.")
-    elif str(base).count("/") != 1 or str(base).startswith((".", "~", "/")):
-        raise ValueError(f"There is no model at {str(base)!r}; give a folder with safetensors, or a GGUF file.")
-    name = str(path) if path.is_dir() else str(base)
+    name = _name_to_load(base)
     try:
         config = check_config(AutoConfig.from_pretrained(name))
         if check is not None:
@@ -66,6 +59,38 @@ def load_source(base: Base, dtype: str | torch.dtype = "auto", check: Check | No
     return model
 
 
+def read_config(base: str | Path) -> EquitapeConfig:
+    """The configuration of a base, without its weights; an error for one that cannot be adapted."""
+    path = Path(base).expanduser()
+    if path.is_file():
+        _check_gguf(path)
+        try:
+            config = AutoConfig.from_pretrained(str(path.parent), gguf_file=path.name)
+        except (OSError, ValueError, KeyError, struct.error) as error:
+            raise ValueError(f"The GGUF file {str(path)!r} cannot be read ({first_line(error)}).") from error
+        return translate_config(config)
+    name = _name_to_load(base)
+    try:
+        config = AutoConfig.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"The model {str(base)!r} cannot be read ({first_line(error)}).") from error
+    return check_config(config)
+
+
+def _name_to_load(base: str | Path) -> str:
+    """The folder of a base or its name on the Hub, as transformers takes them."""
+    path = Path(base).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            within = sorted(file.name for file in path.glob("*.gguf"))
+            hint = f"give the GGUF file, {str(path / within[0])!r}" if within else "give the folder of a full model"
+            raise ValueError(f"The folder {str(base)!r} has no config.json; {hint}.")
+        return str(path)
+    if str(base).count("/") != 1 or str(base).startswith((".", "~", "/")):
+        raise ValueError(f"There is no model at {str(base)!r}; give a folder with safetensors, or a GGUF file.")
+    return str(base)
+
+
 def read_whole(name: str, **options: Any) -> PreTrainedModel:
     """AutoModelForCausalLM.from_pretrained that raises on missing weights."""
     model, info = AutoModelForCausalLM.from_pretrained(name, output_loading_info=True, **options)
@@ -73,10 +98,14 @@ def read_whole(name: str, **options: Any) -> PreTrainedModel:
     return model
 
 
-def _load_gguf(path: Path, dtype: str | torch.dtype) -> PreTrainedModel:
+def _check_gguf(path: Path) -> None:
     if path.suffix != ".gguf":
         raise ValueError(f"{str(path)!r} is not a GGUF file; give a GGUF file or a model folder.")
     require_gguf(path)
+
+
+def _load_gguf(path: Path, dtype: str | torch.dtype) -> PreTrainedModel:
+    _check_gguf(path)
     from transformers import GgufConfig
 
     try:

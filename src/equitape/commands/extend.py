@@ -1,0 +1,129 @@
+"""equitape extend."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from ..extend.settings import ExtendSettings
+from .options import OptionsOf, takes_settings
+
+if TYPE_CHECKING:
+    from ..extend.run import Prepared
+    from ..runs.extension import Extension
+
+PLAN = ("to", "method", "scaling", "theta", "row_length", "batch_size", "jumps", "learning_rate", "seed")
+BUDGET = ("minutes", "tokens", "steps")
+PROOF = ("eval_data", "eval_lengths", "samples", "windows", "tolerance", "retrieval_tolerance", "compare")
+
+
+@takes_settings
+def extend(
+    base: Annotated[str, typer.Argument(help="A folder with safetensors, a GGUF file, or a name on the Hub.")],
+    plan: Annotated[dict[str, Any], OptionsOf(cls=ExtendSettings, panel="Plan", only=PLAN)],
+    budget: Annotated[dict[str, Any], OptionsOf(cls=ExtendSettings, panel="Budget", only=BUDGET)],
+    proof: Annotated[dict[str, Any], OptionsOf(cls=ExtendSettings, panel="Proof", only=PROOF)],
+    files: Annotated[dict[str, Any], OptionsOf(cls=ExtendSettings, only=("data", "tokenizer", "save"))],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of adapter, model card and report. Default: runs/extend/BASE-TO.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the extension in that folder.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check everything and show the plan with its estimates, without training.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON for programs to read.")] = False,
+) -> None:
+    """Extend a pretrained model to a longer context, and prove it before and after.
+
+    Trains on short rows whose position ids jump ahead, so that 64k tokens need no rows of 64k. Then it measures
+    perplexity by length, passkey and needles, and what the change cost at short lengths. The exit code is 1 and the
+    first line says why where the result is not a success.
+
+    After a kill, the same command with --resume continues.
+    """
+    from ..extend.run import check_out, default_folder, prepare, run
+    from ..runs.errors import is_out_of_memory
+    from ..runs.interrupt import describe_interrupt
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        from transformers.utils.logging import disable_progress_bar
+
+        disable_progress_bar()
+    settings = ExtendSettings.parse({**plan, **budget, **proof, **files}, "extend")
+    folder = out or default_folder(base, settings)
+    prepared = prepare(base, settings)
+    if dry_run:
+        check_out(prepared, folder, resume=True)
+        show_plan(prepared, Console(), json)
+        return
+    if not json:
+        show_plan(prepared, console, False)
+    try:
+        extension = run(prepared, folder, resume=resume, console=console)
+    except KeyboardInterrupt:
+        typer.echo(describe_interrupt(f"{folder} keeps what was done.", resume=True), err=True)
+        raise typer.Exit(130) from None
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        typer.echo(
+            "The device ran out of memory; use a shorter --row-length or a smaller --batch-size in another folder.",
+            err=True,
+        )
+        raise typer.Exit(1) from None
+    if json:
+        typer.echo(to_json(extension.to_dict()))
+    else:
+        show_extension(extension, folder, Console())
+    if not extension.verdict.success:
+        raise typer.Exit(1)
+
+
+def show_plan(prepared: "Prepared", console: Console, as_json: bool) -> None:
+    """Every choice with its reason."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    choices = prepared.plan.choices
+    if as_json:
+        typer.echo(to_json([vars(choice) for choice in choices]))
+        return
+    title = f"{Path(prepared.base).name}: {prepared.config.context:,} to {prepared.settings.to:,} tokens"
+    table = Table(title=escape(title))
+    for column in ("", "choice", "reason"):
+        table.add_column(column)
+    for choice in choices:
+        table.add_row(*map(escape, (choice.name, choice.value, choice.reason)))
+    console.print(table)
+    for note in prepared.notes:
+        console.print(escape(note), highlight=False)
+
+
+def show_extension(extension: "Extension", folder: Path, console: Console) -> None:
+    """The verdict, the figures before and after, and how to try the model."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    from ..report.extension import damage_table, figures_table, try_command
+
+    colour = "green" if extension.verdict.success else "red"
+    console.print(f"[{colour}]{escape(extension.verdict.sentence)}[/{colour}]", highlight=False, soft_wrap=True)
+    for content in (figures_table(extension), damage_table(extension)):
+        table = Table(title=escape(content.title))
+        for index, column in enumerate(content.columns):
+            table.add_column(escape(column), justify="right" if index else "left")
+        for row in content.rows:
+            table.add_row(*(escape(cell.text) for cell in row))
+        console.print(table)
+    console.print(f"Report, model card and figures are in {folder}.", highlight=False, soft_wrap=True)
+    if extension.training["status"] == "done":
+        console.print(f"Try it: {escape(try_command(extension))}", highlight=False, soft_wrap=True)
+
+
+def to_json(content: Any) -> str:
+    """For programs. The option --json hides the module of that name inside the command."""
+    import json
+
+    return json.dumps(content, indent=1)

@@ -1,0 +1,417 @@
+"""The plan of an extension: a pure function of the base's configuration, the settings, the text and the device."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..adapt.settings import train_defaults
+from ..model import EquitapeConfig
+from ..pretrained.settings import AdaptSettings
+from ..report.numbers import duration, quantity
+from ..training.settings import Jumps, TrainSettings
+from .settings import UNTRAINED, WITHOUT_JUMPS, ExtendSettings
+
+POLICY: dict[str, Any] = {
+    "method": "theta+lora",
+    "row_length": 4096,  # at most, and never above the base's context
+    "jumps_per_row": 2,
+    "jump_shape": "log",
+    "batch_size": 8,
+    "steps": 300,  # at most
+    "passes": 4,  # over the text, at most
+}
+"""What is chosen where the settings leave it open. It follows docs/results and will change with them."""
+
+SHORT = (512, 1024, 2048)
+"""Lengths at which a longer context must not cost quality."""
+RATES = {"cuda": 1e14, "cpu": 1e11}
+"""Operations per second that estimates of time assume; other devices count as 1e13."""
+MEMORY_SHARE = {"cuda": 0.8, "cpu": 0.5}
+"""Of the device's memory that training may take by the estimate."""
+ROW_SECONDS = 120.0
+"""Lengths beyond the new context are measured only where one row takes no longer than this by the estimate."""
+STATE_BYTES = 16
+"""Per trained weight: itself, its gradient and two averages of Adam, in float32."""
+ACTIVATION_WIDTHS = 34
+"""Bytes kept per token, layer and hidden unit for the backward pass, at two bytes per number."""
+CHECKPOINTED_WIDTHS = 4
+"""The same with gradient checkpointing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """Where the extension runs."""
+
+    kind: str
+    """cuda, cpu or another type of torch."""
+    memory: int
+    """Bytes in all."""
+
+    @property
+    def rate(self) -> float:
+        """Assumed operations per second."""
+        return RATES.get(self.kind, 1e13)
+
+    @property
+    def number_bytes(self) -> int:
+        """Bytes of a number in the forward pass."""
+        return 2 if self.kind == "cuda" else 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Text:
+    """How much text there is, in tokens."""
+
+    train: int
+    longest: int
+    """The longest held-out document; of several texts, that of the text whose longest is shortest."""
+    joined: int
+    """All held-out documents read as one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """One line of the plan."""
+
+    name: str
+    value: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Everything an extension does."""
+
+    adapt: AdaptSettings
+    train: TrainSettings
+    row_length: int
+    short: tuple[int, ...]
+    lengths: tuple[int, ...]
+    """Long lengths of prompts."""
+    text_lengths: tuple[int, ...]
+    """Lengths at which perplexity is measured, as far as the held-out text reaches."""
+    join: bool
+    """Whether held-out documents are read as one."""
+    samples: int
+    depths: int
+    windows: int
+    choices: tuple[Choice, ...]
+    trained: int
+    """Weights that train."""
+    parameters: int
+
+    def identity(self) -> dict[str, Any]:
+        """What decides the results, as plain data."""
+        parts = {name: value for name, value in self.__dict__.items() if name not in ("choices", "adapt", "train")}
+        return {**parts, "adapt": self.adapt.to_dict(), "train": self.train.to_dict()}
+
+
+def make_plan(config: EquitapeConfig, settings: ExtendSettings, text: Text, device: Device) -> Plan:
+    """Choose what the settings leave open, each choice with its reason."""
+    context, to = config.context, settings.to
+    if to <= context:
+        raise ValueError(f"The base reads {context:,} tokens already; give a length above that for --to, not {to:,}.")
+    row_length = choose_row_length(config, settings)
+    adapt, positions = choose_method(config, settings, row_length)
+    parameters = count_parameters(config)
+    trained = count_trained(config, adapt, parameters)
+    train, choices = choose_training(config, settings, adapt, row_length, text, device, trained)
+    beyond = 2 * to
+    cheap = row_operations(config, beyond) / device.rate <= ROW_SECONDS
+    lengths = tuple(sorted(set(settings.eval_lengths))) or doubled(context, to) + ((beyond,) if cheap else ())
+    join = text.longest <= to and text.joined > text.longest
+    text_lengths = reachable(lengths, context, to, text.joined if join else text.longest)
+    samples = settings.samples or (20 if device.kind == "cuda" else 2)
+    plan = Plan(
+        adapt=adapt,
+        train=train,
+        row_length=row_length,
+        short=tuple(length for length in SHORT if length <= context) or tuple({max(context // 2, 1), context}),
+        lengths=lengths,
+        text_lengths=text_lengths,
+        join=join,
+        samples=samples,
+        depths=max(count for count in (1, 2, 5) if count <= samples and samples % count == 0),
+        windows=settings.windows or (4 if device.kind == "cuda" else 1),
+        choices=(*positions, *choices),
+        trained=trained,
+        parameters=parameters,
+    )
+    return Plan(**{**plan.__dict__, "choices": (*plan.choices, *describe_proof(plan, config, settings, device))})
+
+
+def choose_row_length(config: EquitapeConfig, settings: ExtendSettings) -> int:
+    """Tokens of a training row."""
+    return settings.row_length or min(config.context, POLICY["row_length"])
+
+
+def ntk_theta(config: EquitapeConfig, to: int) -> float:
+    """The rotary base whose lowest frequency turns as far in the new context as the old one did in the old."""
+    assert isinstance(config.encoding, dict) and config.head_dim is not None
+    factor, dim = to / config.context, config.head_dim
+    return float(config.encoding["theta"]) * factor ** (dim / max(dim - 2, 1))
+
+
+def choose_method(
+    config: EquitapeConfig, settings: ExtendSettings, row_length: int
+) -> tuple[AdaptSettings, list[Choice]]:
+    """What changes in the model, and why."""
+    method = POLICY["method"] if settings.method == "auto" else settings.method
+    given: dict[str, Any] = {"method": method, "context": settings.to, "seed": settings.seed}
+    if settings.scaling is not None:
+        given["scaling"] = settings.scaling
+        positions = f"{settings.scaling} by {settings.to / config.context:g}", "You asked for this scaling."
+    elif settings.theta is not None:
+        positions = f"theta {settings.theta:g}", "You asked for this rotary base."
+        given["theta"] = settings.theta
+    elif method == "longlora":
+        given["scaling"] = "linear"
+        positions = f"linear by {settings.to / config.context:g}", "Groups learn no larger distances otherwise."
+    elif "theta" in method and "theta" in (config.encoding if isinstance(config.encoding, dict) else {}):
+        given["theta"] = ntk_theta(config, settings.to)
+        positions = (
+            f"theta {given['theta']:g}",
+            f"NTK's rule for {settings.to / config.context:g} times the context: slow frequencies stretch, fast ones "
+            f"hardly change.",
+        )
+    else:
+        positions = "unchanged", f"The method {method} learns the new distances from the jumps."
+    if "theta" in method and settings.scaling is not None:
+        # the scaling replaces a larger base
+        assert isinstance(config.encoding, dict)
+        given["theta"] = float(config.encoding.get("theta", 10000.0))
+    if method == "longlora":
+        given["group_size"] = max(row_length // 4, 2)
+    adapt = AdaptSettings.parse(given, "extend")
+    why = "The policy's choice; see docs/results." if settings.method == "auto" else "You asked for this method."
+    return adapt, [
+        Choice(name="method", value=method, reason=f"{why} It means: {adapt.plan.idea}."),
+        Choice(name="positions", value=positions[0], reason=positions[1]),
+    ]
+
+
+def choose_training(
+    config: EquitapeConfig,
+    settings: ExtendSettings,
+    adapt: AdaptSettings,
+    row_length: int,
+    text: Text,
+    device: Device,
+    trained: int,
+) -> tuple[TrainSettings, list[Choice]]:
+    """Rows, jumps, budget and learning rate, and why."""
+    batch_size = settings.batch_size or POLICY["batch_size"]
+    budget, why_budget = choose_budget(settings, row_length * batch_size, text)
+    jumps = settings.jumps or Jumps(
+        rate=min(POLICY["jumps_per_row"] / row_length, 1.0),
+        size=settings.to / row_length,
+        shape=POLICY["jump_shape"],
+    )
+    accumulation, checkpointing, memory = fit_memory(config, device, trained, row_length, batch_size)
+    given = {
+        **train_defaults(adapt),
+        **budget,
+        "batch_size": batch_size,
+        "gradient_accumulation_steps": accumulation,
+        "gradient_checkpointing": checkpointing,
+        "jumps": jumps if jumps.rate > 0 or jumps.stretch > 1 else None,
+    }
+    if settings.learning_rate is not None:
+        given["learning_rate"] = settings.learning_rate
+    train = TrainSettings.parse(given, "extend")
+    few = "few weights train" if not adapt.plan.everything else "all weights train"
+    shown = f"{batch_size // accumulation} at a time{', activations recomputed' if checkpointing else ''}"
+    room = MEMORY_SHARE.get(device.kind, 0.5) * device.memory
+    fits = "fits into" if memory <= room else "is more than"
+    choices = [
+        Choice(
+            name="rows",
+            value=f"{batch_size} of {row_length:,} tokens per step, {shown}",
+            reason=f"Rows no longer than the base's context need no more memory than it; by the estimate training "
+            f"takes {memory / 2**30:.1f} GiB, which {fits} the {room / 2**30:.0f} GiB that it may take here.",
+        ),
+        Choice(
+            name="jumps",
+            value="none" if train.jumps is None else f"rate {jumps.rate:.3g}, up to {jumps.largest(row_length):,} ids",
+            reason="You set them."
+            if settings.jumps is not None
+            else f"About {POLICY['jumps_per_row']} jumps per row, small ones more often, show the short rows all "
+            f"distances of the new context.",
+        ),
+        Choice(
+            name="learning rate",
+            value=f"{train.learning_rate:g}",
+            reason="You set it." if settings.learning_rate is not None else f"The default of adapt where {few}.",
+        ),
+        Choice(
+            name="budget",
+            value=", ".join(
+                f"{value:,g} {name}" if value < 1e6 else f"{value:,} {name}" for name, value in budget.items()
+            ),
+            reason=why_budget,
+        ),
+    ]
+    steps = budget.get("steps") or round(budget.get("tokens", 0) / (row_length * batch_size))
+    seconds = (
+        60 * settings.minutes
+        if settings.minutes is not None
+        else 3 * steps * batch_size * row_operations(config, row_length) / device.rate
+    )
+    choices.append(
+        Choice(
+            name="time of training",
+            value=f"about {duration(seconds)}",
+            reason="The budget."
+            if settings.minutes is not None
+            else f"An estimate from {quantity(count_parameters(config))} parameters, assuming {device.rate:g} "
+            f"operations per second.",
+        )
+    )
+    return train, choices
+
+
+def choose_budget(settings: ExtendSettings, tokens_per_step: int, text: Text) -> tuple[dict[str, Any], str]:
+    """One of steps, tokens and minutes."""
+    for name in ("minutes", "tokens", "steps"):
+        value = getattr(settings, name)
+        if value is not None:
+            return {name: value}, "You set it."
+    passes = max(1, POLICY["passes"] * text.train // tokens_per_step)
+    if passes < POLICY["steps"]:
+        return {"steps": passes}, (
+            f"{POLICY['passes']} passes over the {text.train:,} tokens of text: more would learn them by heart. More "
+            f"text (--data) allows more steps."
+        )
+    return {"steps": POLICY["steps"]}, "The policy's choice; see docs/results."
+
+
+def fit_memory(
+    config: EquitapeConfig, device: Device, trained: int, row_length: int, batch_size: int
+) -> tuple[int, bool, float]:
+    """(micro-batches, whether to recompute activations, estimated bytes): the fastest way that fits, else the least."""
+    room = MEMORY_SHARE.get(device.kind, 0.5) * device.memory
+    ways = [
+        (count, checkpointing)
+        for checkpointing in (False, True)
+        for count in range(1, batch_size + 1)
+        if batch_size % count == 0
+    ]
+    for count, checkpointing in ways:
+        needed = training_bytes(config, device, trained, row_length * batch_size // count, checkpointing)
+        if needed <= room:
+            return count, checkpointing, needed
+    return batch_size, True, needed
+
+
+def training_bytes(
+    config: EquitapeConfig, device: Device, trained: int, tokens: int, checkpointing: bool = False
+) -> float:
+    """An estimate of memory: weights, optimizer, activations of so many tokens, their logits."""
+    size = device.number_bytes
+    widths = CHECKPOINTED_WIDTHS if checkpointing else ACTIVATION_WIDTHS
+    activations = tokens * config.num_hidden_layers * config.hidden_size * widths * size / 2
+    logits = tokens * config.vocab_size * (size + 8)
+    return count_parameters(config) * size + trained * STATE_BYTES + activations + logits
+
+
+def count_parameters(config: EquitapeConfig) -> int:
+    """Weights of the base, from its sizes; biases and norms are too few to matter."""
+    assert config.num_key_value_heads is not None and config.head_dim is not None
+    width = config.hidden_size
+    heads = config.head_dim * (2 * config.num_attention_heads + 2 * config.num_key_value_heads)
+    layers = config.num_hidden_layers // config.num_loops * width * (heads + 3 * config.intermediate_size)
+    return layers + width * config.vocab_size * (1 if config.tie_word_embeddings else 2)
+
+
+def count_trained(config: EquitapeConfig, adapt: AdaptSettings, parameters: int) -> int:
+    """About how many weights train."""
+    assert config.num_key_value_heads is not None and config.head_dim is not None
+    if adapt.plan.everything:
+        return parameters
+    count = 0
+    if adapt.plan.lora:
+        queries, keys = (config.head_dim * n for n in (config.num_attention_heads, config.num_key_value_heads))
+        outs = {"q_proj": queries, "k_proj": keys, "v_proj": keys, "o_proj": queries}
+        width = config.hidden_size
+        sizes = [width + outs.get(target, config.intermediate_size) for target in adapt.lora_targets]
+        count += config.num_hidden_layers // config.num_loops * adapt.lora_rank * sum(sizes)
+    if adapt.plan.tape:
+        # TAPE's update is small: about two widths per layer and head
+        count += 4 * config.num_hidden_layers * config.hidden_size
+    if adapt.trains("embeddings"):
+        count += config.vocab_size * config.hidden_size
+    return count
+
+
+def row_operations(config: EquitapeConfig, length: int) -> float:
+    """Operations of a forward pass over one row."""
+    attention = 2 * config.num_hidden_layers * config.hidden_size * length**2
+    return 2.0 * count_parameters(config) * length + attention
+
+
+def doubled(first: int, last: int) -> tuple[int, ...]:
+    """The first length, doubled as often as fits below the last, and the last."""
+    found = []
+    while first < last:
+        found.append(first)
+        first *= 2
+    return (*found, last)
+
+
+def reachable(lengths: tuple[int, ...], context: int, to: int, available: int) -> tuple[int, ...]:
+    """Lengths that the held-out text allows, at least one of them beyond the base's context."""
+    # a window reads its length and predicts one token more; the end mark of a document is not read
+    most = available - 2
+    kept = tuple(length for length in lengths if length <= most)
+    if any(context < length <= to for length in kept):
+        return kept
+    step = max(context // 8, 1)
+    longest = min(most, to) // step * step
+    if longest <= context:
+        raise ValueError(
+            f"The held-out text reaches {max(available, 0):,} tokens, and showing more than the base's context needs "
+            f"above {context + step:,}; name a longer text with --eval-data."
+        )
+    return (*kept, longest)
+
+
+def describe_proof(plan: Plan, config: EquitapeConfig, settings: ExtendSettings, device: Device) -> tuple[Choice, ...]:
+    """What the proof measures and how long it takes by the estimate."""
+    left_out = [length for length in plan.lengths if length > max(plan.text_lengths)]
+    rows = sum(row_operations(config, length) * plan.samples * 2 for length in plan.lengths)
+    longest = max(plan.text_lengths)
+    texts = sum(
+        row_operations(config, length) * plan.windows * longest / length for length in {*plan.short, *plan.text_lengths}
+    )
+    seconds = 2 * (rows + texts) / device.rate
+    return (
+        Choice(
+            name="perplexity at",
+            value=listed(sorted({*plan.short, *plan.text_lengths})),
+            reason="Short lengths show damage, long ones the gain."
+            + (f" The held-out text is too short for {listed(left_out)}." if left_out else ""),
+        ),
+        Choice(
+            name="passkey and needles at",
+            value=listed(plan.lengths),
+            reason=f"{plan.samples} prompts per length and task, before and after.",
+        ),
+        Choice(
+            name="time of the proof",
+            value=f"about {duration(seconds)}",
+            reason=f"An estimate, assuming {device.rate:g} operations per second.",
+        ),
+    )
+
+
+def listed(lengths: Any) -> str:
+    """Lengths in one line."""
+    return ", ".join(f"{length:,}" for length in lengths)
+
+
+def comparator_settings(name: str, settings: ExtendSettings) -> ExtendSettings:
+    """The settings of a comparator, by its name: yarn, linear, METHOD or METHOD-plain."""
+    given = {**settings.to_dict(), "scaling": None, "theta": None, "compare": ()}
+    if name in UNTRAINED:
+        return ExtendSettings(**{**given, "method": "lora", "scaling": name})
+    jumps = Jumps(rate=0.0) if name.endswith(WITHOUT_JUMPS) else settings.jumps
+    return ExtendSettings(**{**given, "method": name.removesuffix(WITHOUT_JUMPS), "jumps": jumps})

@@ -1,0 +1,202 @@
+"""The proof: a model measured before and after on the same text and prompts, and the verdict on both."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch.nn.functional import log_softmax
+
+from ..data.tokens import TokenStore
+from ..evaluation.runner import REPORT, evaluate
+from ..report.numbers import number
+from ..runs.extension import EXTENDED, ORIGINAL, Agreement, Check, Verdict, perplexities, scores
+from ..runs.results import EvaluationReport
+from ..tasks.evaluated_model import EvaluatedModel
+from ..tasks.evaluation import build_evaluation
+from ..tasks.haystack import PromptMaker
+from ..tasks.haystack_task import HaystackTask
+from ..tasks.perplexity import CHUNK_TOKENS
+from .plan import Plan
+from .settings import ExtendSettings
+
+AGREEMENT_WINDOWS = 8
+RETRIEVAL = {"passkey": "passkey", "needles": "multi-key needles"}
+"""Tasks whose score may not fall, and what sentences call them."""
+
+Reports = dict[str, EvaluationReport]
+"""By task."""
+
+
+def proof_tasks(plan: Plan, settings: ExtendSettings, tokenizer: Any) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """The options of every task of the proof, and notes on what is left out."""
+    tasks: dict[str, dict[str, Any]] = {
+        "perplexity": {
+            "data": settings.eval_data,
+            "lengths": tuple(sorted({*plan.short, *plan.text_lengths})),
+            "short": min(plan.short),
+            "windows": plan.windows,
+            "join": plan.join,
+        }
+    }
+    depths = [round(index / (plan.depths - 1), 3) for index in range(plan.depths)] if plan.depths > 1 else [0.5]
+    prompts: dict[str, dict[str, Any]] = {
+        "passkey": {"depths": tuple(map(float, depths)), "samples": plan.samples // plan.depths, "seed": settings.seed},
+        "needles": {"kinds": ("multikey",), "samples": plan.samples, "seed": settings.seed},
+    }
+    notes = []
+    for name, options in prompts.items():
+        fitting = fitting_lengths(name, options, tokenizer, plan.lengths)
+        left_out = [length for length in plan.lengths if length not in fitting]
+        if left_out:
+            which = ", ".join(f"{length:,}" for length in left_out)
+            notes.append(f"{RETRIEVAL[name]}: not measured at {which} tokens, which do not hold a whole prompt.")
+        if fitting:
+            tasks[name] = {**options, "lengths": fitting, "short": fitting[0]}
+    return tasks, notes
+
+
+def fitting_lengths(name: str, options: dict[str, Any], tokenizer: Any, lengths: tuple[int, ...]) -> tuple[int, ...]:
+    """Lengths that hold every prompt of a task."""
+    task = build_evaluation(name, options)
+    assert isinstance(task, HaystackTask)
+    task.maker = PromptMaker(tokenizer, task.options.filler)
+    return tuple(length for length in lengths if task.need(length)[0] <= length)
+
+
+def measure(
+    load: Any, tasks: dict[str, dict[str, Any]], folder: Path, console: Console | None = None
+) -> tuple[Reports, EvaluatedModel | None]:
+    """The reports of a model on all tasks, and the model if it had to be loaded.
+
+    Finished tasks are read from the folder. load: gives the model.
+    """
+    reports: Reports = {}
+    evaluated: EvaluatedModel | None = None
+    for name, options in tasks.items():
+        out = folder / name
+        if not (out / REPORT).exists():
+            evaluated = evaluated or load()
+            evaluate(evaluated, build_evaluation(name, options), out, resume=True, console=console)
+        reports[name] = EvaluationReport.read(out / REPORT)
+    return reports, evaluated
+
+
+@torch.no_grad()
+def agree(original: Any, other: Any, store: TokenStore, length: int, windows: int = AGREEMENT_WINDOWS) -> Agreement:
+    """Compare the predictions of two models on the first windows of a text."""
+    tokens = store.joined()
+    count = max(1, min(windows, len(tokens) // length))
+    same = total = 0
+    divergence = 0.0
+    for index in range(count):
+        row = tokens[index * length : (index + 1) * length][None]
+        one, two = (model(input_ids=row.to(_device(model)), use_cache=False).logits[0] for model in (original, other))
+        for first, second in zip(one.split(CHUNK_TOKENS), two.split(CHUNK_TOKENS), strict=True):
+            p, q = log_softmax(first.float(), -1), log_softmax(second.float(), -1)
+            divergence += float((p.exp() * (p - q)).sum(dtype=torch.float64))
+            same += int((p.argmax(-1) == q.argmax(-1)).sum())
+            total += len(p)
+    return Agreement(length=length, tokens=total, agreement=100 * same / total, kl=divergence / total)
+
+
+def _device(model: Any) -> torch.device:
+    return next(model.parameters()).device
+
+
+def judge(
+    settings: ExtendSettings,
+    context: int,
+    short: tuple[int, ...],
+    reports: dict[str, Reports],
+    training: dict[str, Any],
+) -> Verdict:
+    """Success, or what got worse. Without a trained model, the note of the training is the reason."""
+    if training["status"] != "done":
+        note = training["note"] or f"training ended with the status {training['status']!r}."
+        checks = [Check(name="training", passed=False, sentence=note)]
+    else:
+        before, after = reports[ORIGINAL], reports[EXTENDED]
+        checks = [*check_short(settings, short, before, after), *check_long(settings, context, before, after)]
+        for task in RETRIEVAL:
+            if task in before:
+                checks += check_retrieval(settings, context, task, before[task], after[task])
+    failed = [check for check in checks if not check.passed]
+    if failed:
+        more = f" {len(failed) - 1} more of {len(checks)} checks failed." if len(failed) > 1 else ""
+        return Verdict(success=False, sentence=f"Not a success: {failed[0].sentence}{more}", checks=checks)
+    shown = max(
+        length
+        for lengths in perplexities(reports[EXTENDED]["perplexity"]).values()
+        for length in lengths
+        if length <= settings.to
+    )
+    reach = "" if shown == settings.to else f" Perplexity was measured up to {shown:,} tokens: the text has no more."
+    return Verdict(
+        success=True,
+        sentence=f"Success: the model now reads {settings.to:,} tokens instead of {context:,}, and all {len(checks)} "
+        f"checks passed.{reach}",
+        checks=checks,
+    )
+
+
+def check_short(settings: ExtendSettings, short: tuple[int, ...], before: Reports, after: Reports) -> list[Check]:
+    """Perplexity at short lengths, against the original's at the same length."""
+    checks = []
+    later = perplexities(after["perplexity"])
+    for text, values in perplexities(before["perplexity"]).items():
+        for length in short:
+            checks.append(compare(f"short: {text} at {length}", values.get(length), later[text].get(length), settings,
+                                  f"perplexity of {text} at {length:,} tokens"))  # fmt: skip
+    return checks
+
+
+def check_long(settings: ExtendSettings, context: int, before: Reports, after: Reports) -> list[Check]:
+    """Perplexity at the longest length up to the new context, against the original's best inside its own context."""
+    checks = []
+    later = perplexities(after["perplexity"])
+    for text, values in perplexities(before["perplexity"]).items():
+        longest = max(length for length in values if length <= settings.to)
+        own = max(length for length in values if length <= context)
+        words = f"perplexity of {text} at {longest:,} tokens, against the original's at {own:,},"
+        checks.append(compare(f"long: {text} at {longest}", values.get(own), later[text].get(longest), settings, words))
+    return checks
+
+
+def compare(name: str, was: float | None, now: float | None, settings: ExtendSettings, words: str) -> Check:
+    """Whether a perplexity stayed within the tolerance; a missing one did not."""
+    limit = settings.tolerance
+    if was is None or now is None:
+        return Check(name=name, passed=False, sentence=f"{words} could not be measured.")
+    passed = now <= limit * was
+    verb = "stayed within" if passed else "rose above"
+    sentence = f"{words} {verb} {limit:g} times the original's: {number(was)} before, {number(now)} after."
+    return Check(name=name, passed=passed, sentence=sentence)
+
+
+def check_retrieval(
+    settings: ExtendSettings, context: int, task: str, before: EvaluationReport, after: EvaluationReport
+) -> list[Check]:
+    """Mean scores inside the base's context, and from there up to the new one."""
+    was, now = scores(before), scores(after)
+    parts = {
+        f"up to {context:,} tokens": [length for length in was if length <= context],
+        f"from {context:,} to {settings.to:,} tokens": [length for length in was if context < length <= settings.to],
+    }
+    checks = []
+    for where, lengths in parts.items():
+        known = [(was[length], now.get(length)) for length in lengths if was[length] is not None]
+        if not known:
+            continue
+        # what the extended model could not answer counts as wrong
+        old, new = (sum(float(pair[side] or 0.0) for pair in known) / len(known) for side in (0, 1))
+        passed = new >= old - settings.retrieval_tolerance
+        checks.append(
+            Check(
+                name=f"{task}: {where}",
+                passed=passed,
+                sentence=f"{RETRIEVAL[task]} {where} {'did not fall' if passed else 'fell'} by more than "
+                f"{settings.retrieval_tolerance:g} points: {number(old, 1)} before, {number(new, 1)} after.",
+            )
+        )
+    return checks

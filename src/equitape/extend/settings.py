@@ -1,0 +1,84 @@
+"""The settings of an extension; imports nothing heavy."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from ..settings import Ge, Gt, Settings
+from ..training.settings import Count, Jumps, Seed
+
+Method = Literal["auto", "tape", "lora", "tape+lora", "longlora", "theta", "theta+lora", "full"]
+UNTRAINED = ("yarn", "linear")
+"""Comparators that only scale positions."""
+WITHOUT_JUMPS = "-plain"
+"""Ends the name of a comparator whose ids do not jump."""
+Comparator = Literal[
+    "yarn", "linear", "tape", "lora", "tape+lora", "longlora", "theta", "theta+lora", "tape-plain", "lora-plain",
+    "tape+lora-plain", "longlora-plain", "theta-plain", "theta+lora-plain",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExtendSettings(Settings):
+    """What to extend to, within which budget, and what counts as a success. The plan chooses what is not given."""
+
+    to: Annotated[int, Ge(2)]
+    """The new context in tokens, above the base's."""
+    method: Method = "auto"
+    """What changes and what trains; auto follows the plan."""
+    minutes: Annotated[float, Gt(0)] | None = None
+    """Budget in minutes of training on this machine. Default: a budget in steps, from the plan."""
+    tokens: Count | None = None
+    """Budget in tokens of training."""
+    steps: Count | None = None
+    """Budget in optimizer steps."""
+    row_length: Annotated[int, Ge(2)] | None = None
+    """Tokens of a training row. Default: the base's context, at most 4096."""
+    batch_size: Count | None = None
+    """Rows per optimizer step. Default: 8."""
+    jumps: Jumps | None = None
+    """How ids jump ahead while training, for example rate=0.001; rate=0 turns jumps off. Default: from the plan."""
+    learning_rate: Annotated[float, Gt(0)] | None = None
+    """The highest learning rate. Default: 2e-5 where all weights train, else 2e-4."""
+    scaling: Literal["linear", "yarn"] | None = None
+    """Interpolate positions instead of raising theta. Default: from the plan."""
+    theta: Annotated[float, Gt(1)] | None = None
+    """Rotary base. Default: from the plan."""
+    data: tuple[str, ...] = ("shipped:train",)
+    """Text to train on: a file, folder, archive or hf:NAME:CONFIG:SPLIT."""
+    eval_data: tuple[str, ...] = ("shipped:valid",)
+    """Held-out text for the perplexity before and after."""
+    tokenizer: str | None = None
+    """Folder of the tokenizer. Default: the base's."""
+    tolerance: Annotated[float, Ge(1)] = 1.01
+    """A success needs a perplexity at short lengths of at most this many times the original's."""
+    retrieval_tolerance: Annotated[float, Ge(0)] = 5.0
+    """A success needs passkey and needle scores that fell by at most so many points."""
+    eval_lengths: tuple[Annotated[int, Ge(2)], ...] = ()
+    """Long lengths of the proof, for example 8192,65536. Default: the base's context, doubled up to twice the
+    new one."""
+    samples: Annotated[int, Ge(1)] | None = None
+    """Prompts per length of passkey and of needles. Default: 20 on a GPU, 2 elsewhere."""
+    windows: Annotated[int, Ge(1)] | None = None
+    """Pieces per held-out document whose perplexity is measured. Default: 4 on a GPU, 1 elsewhere."""
+    compare: tuple[Comparator, ...] = ()
+    """Another way to extend, shown in the same tables: yarn and linear scale positions without training, all others
+    train with the same data and budget; -plain leaves out the jumps."""
+    save: Literal["adapter", "model"] = "adapter"
+    """What to write: the trained tensors, or also the whole model, in the folder `model`."""
+    seed: Seed = 0
+    """Seed of new weights, of the order of data and of the prompts."""
+
+    def __post_init__(self) -> None:
+        given = [name for name in ("minutes", "tokens", "steps") if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)} are given; a budget is one of minutes, tokens and steps.")
+        if self.scaling is not None and self.theta is not None:
+            raise ValueError("scaling and theta are given, and both move positions; give one of them.")
+        if not self.data or not self.eval_data:
+            raise ValueError("data and eval_data each need a text; name one, or leave the option out.")
+        same = sorted(set(self.data) & set(self.eval_data))
+        if same:
+            raise ValueError(
+                f"{same[0]!r} is in data and in eval_data; a proof needs text that was not trained on. Name another "
+                f"text for one of them."
+            )

@@ -1,0 +1,170 @@
+"""The report of an extension: a page, the same in Markdown, plots before and after, and a part of the model card."""
+
+import shlex
+from pathlib import Path
+
+from ..runs.extension import EXTENDED, ORIGINAL, Extension, perplexities, scores
+from ..runs.files import write_text
+from ..runs.results import EvaluationReport
+from .evaluation import MARKDOWN, PAGE
+from .evaluation_plots import plot_curves, plot_grids
+from .numbers import duration, number
+from .pages import render, write_plots
+from .style import Plot
+from .tables import Cell, Table, markdown_table
+
+PROMPT = "The story so far:"
+TASK_NAMES = {"passkey": "passkey", "needles": "multi-key needles"}
+
+
+def write_extension(extension: Extension, out: Path) -> None:
+    """Write report.html (self-contained), report.md and the plots into `out`."""
+    plots = extension_plots(extension)
+    content = {
+        "title": f"{extension.base}: {extension.context:,} to {extension.to:,} tokens",
+        "verdict": extension.verdict,
+        "command": try_command(extension),
+        "tables": [figures_table(extension), damage_table(extension), plan_table(extension), checks_table(extension)],
+        "notes": notes_of(extension),
+        "plots": plots,
+        "facts": facts_of(extension),
+    }
+    write_plots(plots, out)
+    for name in (PAGE, MARKDOWN):
+        write_text(out / name, render(f"extension{Path(name).suffix}.j2", **content))
+
+
+def extension_card(extension: Extension, card: str) -> str:
+    """A model card with the verdict, the figures before and after, and a command to try the model."""
+    parts = [
+        card.rstrip(),
+        "## Before and after",
+        extension.verdict.sentence,
+        markdown_table(figures_table(extension)),
+        "At short lengths:",
+        markdown_table(damage_table(extension)),
+        "## Try it",
+        f"```sh\n{try_command(extension)}\n```",
+        f"Plots and protocols: [{MARKDOWN}]({MARKDOWN}).",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def try_command(extension: Extension) -> str:
+    """One line that generates text with the extended model."""
+    return shlex.join(["equitape", "generate", extension.folder, PROMPT, "--base", extension.base_path])
+
+
+def of_task(extension: Extension, task: str) -> dict[str, EvaluationReport]:
+    """The reports of one task by model."""
+    return {model: tasks[task] for model, tasks in extension.reports.items() if task in tasks}
+
+
+def figures_table(extension: Extension) -> Table:
+    """Perplexity, passkey and needles by length, one column per model."""
+    models = list(extension.reports)
+    rows = []
+    found = of_task(extension, "perplexity")
+    tables = {model: perplexities(report) for model, report in found.items()}
+    for text, lengths in tables[ORIGINAL].items():
+        for length in lengths:
+            values = [number(tables[model].get(text, {}).get(length)) for model in models]
+            rows.append(row(f"perplexity of {text} at {length:,} ↓", values))
+    for task, name in TASK_NAMES.items():
+        by_model = {model: scores(report) for model, report in of_task(extension, task).items()}
+        for length in by_model.get(ORIGINAL, {}):
+            values = [number(by_model.get(model, {}).get(length), 1) for model in models]
+            rows.append(row(f"{name} at {length:,}, % ↑", values))
+    context = f"The original reads {extension.context:,} tokens; longer rows are beyond what it was made for."
+    return Table(title="Before and after", columns=["", *models], rows=rows, notes=[context])
+
+
+def damage_table(extension: Extension) -> Table:
+    """What the longer context cost at short lengths."""
+    others = [model for model in extension.reports if model != ORIGINAL]
+    tables = {model: perplexities(report) for model, report in of_task(extension, "perplexity").items()}
+    rows = []
+    for text, values in tables[ORIGINAL].items():
+        for length in extension.short:
+            was = values.get(length)
+            cells = []
+            for model in others:
+                now = tables.get(model, {}).get(text, {}).get(length)
+                times = "-" if now is None or not was else f"{now / was:.3f} times"
+                cells.append(f"{number(now)} ({times})")
+            rows.append(row(f"perplexity of {text} at {length:,} ↓", [number(was), *cells]))
+    known = [extension.agreements.get(model) for model in others]
+    rows.append(row("next-token agreement, % ↑", ["100", *(number(a.agreement if a else None, 2) for a in known)]))
+    rows.append(row("KL from the original, nats per token ↓", ["0", *(number(a.kl if a else None) for a in known)]))
+    first = next((each for each in known if each is not None), None)
+    notes = (
+        [f"Agreement and KL are of {first.tokens:,} predictions in windows of {first.length:,} tokens."]
+        if first
+        else []
+    )
+    return Table(title="Damage at short lengths", columns=["", ORIGINAL, *others], rows=rows, notes=notes)
+
+
+def plan_table(extension: Extension) -> Table:
+    """What was chosen and why."""
+    rows = [
+        [
+            Cell(text=choice["name"]),
+            Cell(text=choice["value"], kind="words"),
+            Cell(text=choice["reason"], kind="words"),
+        ]
+        for choice in extension.plan
+    ]
+    return Table(title="The plan", columns=["", "choice", "reason"], rows=rows)
+
+
+def checks_table(extension: Extension) -> Table:
+    """Every condition of a success."""
+    rows = [
+        [
+            Cell(text=check.name),
+            Cell(text="passed" if check.passed else "failed", kind="" if check.passed else "failed"),
+            Cell(text=check.sentence, kind="words"),
+        ]
+        for check in extension.verdict.checks
+    ]
+    return Table(title="Checks of the verdict", columns=["", "", "what was found"], rows=rows)
+
+
+def row(name: str, values: list[str]) -> list[Cell]:
+    """A row of plain cells."""
+    return [Cell(text=name), *(Cell(text=value) for value in values)]
+
+
+def extension_plots(extension: Extension) -> list[Plot]:
+    """Perplexity by length, and heat maps of passkey and needles by length and depth, all models in each."""
+    plots = []
+    found = of_task(extension, "perplexity")
+    plots += [plot_curves(found, curve.title) for curve in found[ORIGINAL].curves if " against length" in curve.title]
+    for task in TASK_NAMES:
+        found = of_task(extension, task)
+        if ORIGINAL in found:
+            plots += [plot_grids(found, grid.title) for grid in found[ORIGINAL].grids if grid.row_label == "depth"]
+    return plots
+
+
+def notes_of(extension: Extension) -> list[str]:
+    """What was left out, and the notes of the evaluations, each once."""
+    reports = [report for tasks in extension.reports.values() for report in tasks.values()]
+    return list(dict.fromkeys([*extension.notes, *(note for report in reports for note in report.notes)]))
+
+
+def facts_of(extension: Extension) -> list[tuple[str, str]]:
+    """Training, settings and environment as pairs."""
+    run = extension.training.get("run", {})
+    trained = {
+        "trained for": f"{run['steps']:,} steps, {run['tokens']:,} tokens, {duration(run['seconds'])}" if run else None,
+        "peak MiB of training": None if run.get("peak_mib") is None else f"{run['peak_mib']:,.0f}",
+    }
+    protocol = {
+        f"protocol of {task}": " ".join(report.protocol)
+        for task, report in extension.reports.get(EXTENDED, extension.reports[ORIGINAL]).items()
+    }
+    settings = {f"setting {key}": value for key, value in extension.settings.items()}
+    facts = {**trained, **protocol, **settings, **extension.environment}
+    return [(str(key), str(value)) for key, value in facts.items() if value is not None]

@@ -1,0 +1,120 @@
+"""The result of `equitape extend` as dataclasses; results.json holds it, and its report is made from it."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from .results import EvaluationReport, Stored
+
+ORIGINAL, EXTENDED = "original", "extended"
+"""What tables and plots call the model before and after."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check(Stored):
+    """One condition of a success."""
+
+    name: str
+    passed: bool
+    sentence: str
+    """What was found, with its figures."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict(Stored):
+    """Whether the extension is a success."""
+
+    success: bool
+    sentence: str
+    """The first line of every report: success, or what got worse."""
+    checks: list[Check] = field(default_factory=list)
+
+    @classmethod
+    def from_dict(cls, content: dict[str, Any]) -> Self:
+        return super().from_dict({**content, "checks": [Check.from_dict(each) for each in content.get("checks") or []]})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agreement(Stored):
+    """How much a model still predicts what the original does, on the same held-out tokens."""
+
+    length: int
+    """Tokens of a window."""
+    tokens: int
+    """Predictions compared."""
+    agreement: float | None
+    """Share of predictions, in per cent, whose likeliest token is the original's."""
+    kl: float | None
+    """Mean Kullback-Leibler divergence from the original's distribution, in nats per token."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extension(Stored):
+    """An extended model with its plan, its figures before and after, and the verdict."""
+
+    base: str
+    """Name of the base."""
+    base_path: str
+    """Where it was read from."""
+    folder: str
+    """Where the result lies."""
+    context: int
+    """Of the base, in tokens."""
+    to: int
+    """The new context."""
+    settings: dict[str, Any]
+    plan: list[dict[str, str]]
+    """{name, value, reason} of every choice, estimates included."""
+    short: list[int]
+    """Lengths at which damage is measured."""
+    verdict: Verdict
+    reports: dict[str, dict[str, EvaluationReport]]
+    """By model ("original", "extended", comparators), then by task."""
+    agreements: dict[str, Agreement] = field(default_factory=dict)
+    """By model: how far each is from the original at short lengths."""
+    training: dict[str, Any] = field(default_factory=dict)
+    """results.json of the fine-tuning run."""
+    notes: list[str] = field(default_factory=list)
+    """What a reader must know: what was left out and why."""
+    environment: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def from_dict(cls, content: dict[str, Any]) -> Self:
+        given = {
+            **content,
+            "verdict": Verdict.from_dict(content["verdict"]),
+            "reports": {
+                model: {task: EvaluationReport.from_dict(report) for task, report in tasks.items()}
+                for model, tasks in content["reports"].items()
+            },
+            "agreements": {
+                model: Agreement.from_dict(each) for model, each in (content.get("agreements") or {}).items()
+            },
+        }
+        return super().from_dict(given)
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read a results.json; one sentence where it is none."""
+        try:
+            return cls.from_dict(json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{path} is not a results.json of equitape extend ({error}).") from None
+
+
+def perplexities(report: EvaluationReport) -> dict[str, dict[int, float | None]]:
+    """Perplexity by text and length, from the report of the task perplexity."""
+    names = list(report.examples["data"])
+    found: dict[str, dict[int, float | None]] = {}
+    for name in names:
+        suffix = f"_{name}" if len(names) > 1 else ""
+        found[name] = {
+            length: report.metrics.get(f"perplexity{suffix}_{length}") for length in report.examples["lengths"]
+        }
+    return found
+
+
+def scores(report: EvaluationReport) -> dict[int, float | None]:
+    """The headline of passkey or needles by length."""
+    return {length: report.metrics.get(f"{report.headline}_{length}") for length in report.examples["lengths"]}

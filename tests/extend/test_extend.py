@@ -1,0 +1,252 @@
+"""Extensions end to end on a tiny model: files, verdicts, what a kill costs, and what is refused."""
+
+import json
+import os
+import shutil
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, BertConfig
+from typer.testing import CliRunner
+
+import equitape
+from cases import gap
+from equitape.cli import app
+from equitape.data.tokenizers import byte_tokenizer
+from equitape.extend import run as stages
+from equitape.extend.settings import ExtendSettings
+from equitape.runs.extension import Extension
+from families import make_source
+from words import write_text
+
+CONTEXT = 32
+
+
+@pytest.fixture(scope="module")
+def room(tmp_path_factory):
+    """A base with a byte tokenizer, text to train on, and held-out text."""
+    folder = tmp_path_factory.mktemp("extend")
+    os.environ["EQUITAPE_CACHE"] = str(folder / "cache")
+    make_source(
+        "llama-tied", vocab_size=258, max_position_embeddings=CONTEXT, eos_token_id=256, pad_token_id=257
+    ).save_pretrained(folder / "base")
+    byte_tokenizer().save_pretrained(folder / "base")
+    write_text(folder / "data", documents=3, words=500)
+    write_text(folder / "test", documents=2, words=500)
+    yield folder
+    del os.environ["EQUITAPE_CACHE"]
+
+
+def options_of(room, **changes):
+    common = {"steps": 6, "batch_size": 2, "learning_rate": 2e-3}
+    return {**common, "data": [str(room / "data")], "eval_data": [str(room / "test")], **changes}
+
+
+def extend(room, out, to=128, resume=False, **changes):
+    return equitape.extend(room / "base", to, out=out, resume=resume, **options_of(room, **changes))
+
+
+def call(room, *arguments, data=None, eval_data=None):
+    common = [
+        "--data",
+        data or room / "data",
+        "--eval-data",
+        eval_data or room / "test",
+        "--batch-size",
+        2,
+        "--steps",
+        6,
+    ]
+    return CliRunner().invoke(app, ["extend", str(room / "base"), *map(str, (*common, *arguments))])
+
+
+def message(result):
+    return " ".join(result.output.replace("│", " ").split())
+
+
+@pytest.fixture(scope="module")
+def done(room):
+    """One extension to 640 tokens, which hold a passkey in bytes; with the whole model."""
+    out = room / "done"
+    return out, extend(room, out, to=640, save="model", eval_lengths=[CONTEXT, 128, 640])
+
+
+def test_a_success_writes_everything(room, done):
+    out, extension = done
+    assert extension.verdict.success, extension.verdict
+    assert extension.verdict.sentence.startswith("Success: the model now reads 640 tokens instead of 32")
+    assert all(check.passed for check in extension.verdict.checks)
+    assert {check.name.split(":")[0] for check in extension.verdict.checks} == {"short", "long", "passkey", "needles"}
+    names = {path.name for path in out.iterdir()}
+    assert {"adapter.safetensors", "adapter.json", "README.md", "report.html", "report.md", "results.json"} <= names
+    page, card = (out / "report.html").read_text(), (out / "README.md").read_text()
+    for text in (page, card, (out / "report.md").read_text()):
+        assert "Success: the model now reads 640 tokens" in text
+        assert "perplexity of test at 640" in text
+        assert "equitape generate" in text
+    assert page.count("<svg") == 3  # perplexity, passkey, needles
+    assert "## Before and after" in card
+    assert Extension.read(out / "results.json").to_dict() == extension.to_dict()
+
+
+def test_figures_are_measured_on_both_models(done):
+    _, extension = done
+    perplexity = {model: tasks["perplexity"].metrics for model, tasks in extension.reports.items()}
+    assert set(perplexity) == {"original", "extended"}
+    for length in (16, 32, 128, 640):
+        key = f"perplexity_{length}"
+        assert perplexity["extended"][key] < perplexity["original"][key]
+    agreement = extension.agreements["extended"]
+    assert agreement.length == CONTEXT
+    assert agreement.tokens == 8 * CONTEXT
+    assert 0 <= agreement.agreement < 100
+    assert agreement.kl > 0
+
+
+def test_the_result_loads(room, done):
+    out, _ = done
+    adapted = equitape.load_adapter(room / "base", out)
+    assert adapted.config.context == 640
+    whole = AutoModelForCausalLM.from_pretrained(out / "model")
+    tokens = torch.randint(0, 250, (1, 100))
+    with torch.no_grad():
+        assert gap(whole(tokens).logits, adapted(tokens).logits) < 1e-5
+    assert "## Before and after" in (out / "model" / "README.md").read_text()
+    command = (out / "README.md").read_text().partition("equitape generate ")[2].splitlines()[0]
+    assert str(room / "base") in command
+
+
+def test_rows_are_short_and_ids_jump(done):
+    out, extension = done
+    train = json.loads((out / "training" / "run.json").read_text())["train"]
+    assert train["jumps"] == {"rate": 2 / 32, "size": 20.0, "shape": "log", "stretch": 1, "after": []}
+    assert extension.training["run"]["tokens"] == 6 * 2 * CONTEXT
+    assert extension.training["adapt"]["theta"] == pytest.approx(10000 * 20 ** (8 / 6))
+
+
+def test_a_ruined_model_is_no_success(room, tmp_path):
+    result = call(room, "--to", 128, "--learning-rate", 1, "--out", tmp_path / "out")
+    assert result.exit_code == 1, result.output
+    printed = result.stdout.splitlines()
+    assert printed[0].startswith("Not a success: perplexity of test at 16 tokens rose above 1.01 times the original's")
+    assert "Not a success" in (tmp_path / "out" / "report.html").read_text()
+    assert not Extension.read(tmp_path / "out" / "results.json").verdict.success
+
+
+def test_a_loss_that_is_not_a_number_is_no_success(room, tmp_path):
+    extension = extend(room, tmp_path / "out", learning_rate=30.0)
+    assert extension.verdict.sentence.startswith("Not a success: The loss or its gradient was NaN or infinite at step")
+    assert list(extension.reports) == ["original"]
+    assert not (tmp_path / "out" / "adapter.json").exists()
+    assert "Not a success" in (tmp_path / "out" / "report.html").read_text()
+
+
+@pytest.mark.parametrize("stage", ["finetune", "agree", "write_extension"])
+def test_a_kill_costs_nothing_that_is_done(room, done, tmp_path, monkeypatch, stage):
+    """Stopped in the middle, resumed: the same model and figures, and finished stages do not run again."""
+
+    def stop(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr(stages, stage, stop)
+        with pytest.raises(KeyboardInterrupt):
+            extend(room, out, to=640, eval_lengths=[CONTEXT, 128, 640])
+    kept = {path: path.stat().st_mtime_ns for path in out.rglob("report.json")}
+    assert len(kept) == (3 if stage == "finetune" else 6)
+    again = extend(room, out, to=640, eval_lengths=[CONTEXT, 128, 640], resume=True)
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
+    assert again.verdict == done[1].verdict
+    assert again.agreements == done[1].agreements
+    assert (out / "adapter.safetensors").read_bytes() == (done[0] / "adapter.safetensors").read_bytes()
+
+
+def test_a_finished_extension_needs_no_model_again(room, done, monkeypatch):
+    out, extension = done
+    monkeypatch.setattr(stages, "load_evaluated_model", None)
+    options = {"to": 640, "eval_lengths": [CONTEXT, 128, 640], "resume": True}
+    assert extend(room, out, **options).verdict == extension.verdict
+    # the tolerance changes the verdict alone
+    strict = extend(room, out, **options, tolerance=1.0)
+    assert strict.verdict.success
+    with pytest.raises(ValueError, match=r"holds this extension already; continue it with --resume"):
+        extend(room, out, to=640, eval_lengths=[CONTEXT, 128, 640])
+    with pytest.raises(
+        ValueError, match=r"holds another extension \(settings.learning_rate was 0.002, now it is 0.1\)"
+    ):
+        extend(room, out, **options, learning_rate=0.1)
+
+
+def test_comparators_share_the_tables(room, tmp_path):
+    extension = extend(room, tmp_path / "out", compare=["yarn", "lora-plain", "tape"], steps=2)
+    assert list(extension.reports) == ["original", "extended", "yarn", "lora-plain", "tape"]
+    assert set(extension.agreements) == {"extended", "yarn", "lora-plain", "tape"}
+    runs = {
+        name: json.loads((tmp_path / "out" / name / "training" / "run.json").read_text())
+        for name in ("lora-plain", "tape")
+    }
+    assert "jumps" not in runs["lora-plain"]["train"]
+    assert runs["tape"]["train"]["jumps"]["size"] == 4.0
+    assert not (tmp_path / "out" / "yarn" / "training").exists()
+    table = (tmp_path / "out" / "report.md").read_text()
+    assert "|  | original | extended | yarn | lora-plain | tape |" in table
+
+
+def test_a_dry_run_writes_nothing(room, tmp_path):
+    result = call(room, "--to", 128, "--out", tmp_path / "out", "--dry-run")
+    assert result.exit_code == 0, result.output
+    for word in ("theta+lora", "NTK", "jumps", "An estimate", "GiB", "prompts"):
+        assert word in message(result)
+    assert not (tmp_path / "out").exists()
+    choices = json.loads(call(room, "--to", 128, "--out", tmp_path / "out", "--dry-run", "--json").stdout)
+    assert {"method", "positions", "rows", "jumps", "budget", "learning rate"} <= {each["name"] for each in choices}
+
+
+def test_refusals_before_any_work(room, tmp_path, monkeypatch):
+    def attempt(words, *arguments, to=128, **texts):
+        result = call(room, "--to", to, "--out", tmp_path / "out", *arguments, **texts)
+        assert result.exit_code == 2, result.output
+        assert words in message(result)
+        assert not (tmp_path / "out").exists()
+
+    attempt("The base reads 32 tokens already; give a length above that for --to, not 32.", to=32)
+    (tmp_path / "short").mkdir()
+    (tmp_path / "short" / "a.txt").write_text("too short")
+    attempt("The data holds 10 tokens, too few for one row of 32", data=tmp_path / "short")
+    attempt("The held-out text reaches 10 tokens, and showing more", eval_data=tmp_path / "short")
+    attempt("There is no file or folder", data=tmp_path / "nowhere")
+    attempt("is in data and in eval_data", data=room / "test")
+    attempt("minutes and steps are given", "--minutes", 1)
+    attempt("scaling and theta are given", "--scaling", "yarn", "--theta", 1e6)
+    attempt("row_length is 129 and the context 128", "--row-length", 129)
+    attempt("Did you mean 'theta+lora'", "--method", "theta-lora")
+    monkeypatch.setattr(stages.shutil, "disk_usage", lambda place: shutil._ntuple_diskusage(100, 90, 10))
+    attempt("has 0.0 GiB left; free some space, or choose another folder with --out.")
+
+
+def test_bases_that_do_not_fit(room, tmp_path):
+    def attempt(base, words, *arguments):
+        result = CliRunner().invoke(app, ["extend", str(base), "--to", "128", *map(str, arguments)])
+        assert result.exit_code == 2, result.output
+        assert words in message(result)
+
+    BertConfig().save_pretrained(tmp_path / "bert")
+    attempt(tmp_path / "bert", "Architecture 'bert' cannot be adapted. Supported are llama")
+    attempt(tmp_path / "none", "There is no model at")
+    make_source(vocab_size=4000, max_position_embeddings=CONTEXT).save_pretrained(tmp_path / "other")
+    attempt(tmp_path / "other", "There is no tokenizer in")
+    attempt(tmp_path / "other", "it is not the one the model was trained with", "--tokenizer", room / "base")
+
+
+def test_another_folder_is_left_alone(room, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    result = call(room, "--to", 128, "--out", tmp_path, "--resume")
+    assert result.exit_code == 2
+    assert "is not empty and holds no extension to continue" in message(result)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_settings_have_one_budget():
+    with pytest.raises(ValueError, match="tokens and steps are given; a budget is one of"):
+        ExtendSettings(to=64, tokens=10, steps=10)
