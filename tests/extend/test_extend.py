@@ -32,7 +32,7 @@ def room(tmp_path_factory):
     ).save_pretrained(folder / "base")
     byte_tokenizer().save_pretrained(folder / "base")
     write_text(folder / "data", documents=3, words=500)
-    write_text(folder / "test", documents=2, words=500)
+    write_text(folder / "test", documents=2, words=500, first=7)
     yield folder
     del os.environ["EQUITAPE_CACHE"]
 
@@ -125,7 +125,21 @@ def test_rows_are_short_and_ids_jump(done):
 
 
 def test_a_ruined_model_is_no_success(room, tmp_path):
-    result = call(room, "--to", 128, "--learning-rate", 1, "--out", tmp_path / "out")
+    """Trained on digits with a huge learning rate, it forgets how to write words."""
+    (tmp_path / "digits").mkdir()
+    (tmp_path / "digits" / "a.txt").write_text("0123456789 " * 200)
+    result = call(
+        room,
+        "--to",
+        128,
+        "--method",
+        "full",
+        "--learning-rate",
+        0.1,
+        "--out",
+        tmp_path / "out",
+        data=tmp_path / "digits",
+    )
     assert result.exit_code == 1, result.output
     printed = result.stdout.splitlines()
     assert printed[0].startswith("Not a success: perplexity of test at 16 tokens rose above 1.01 times the original's")

@@ -43,7 +43,8 @@ from ..runs.lock import locked
 from ..tasks.evaluated_model import EvaluatedModel
 from ..tasks.perplexity_by_length import name_sources
 from ..training.settings import TrainSettings
-from .plan import Device, Plan, Text, choose_row_length, comparator_settings, make_plan
+from .estimates import Device
+from .plan import Plan, Text, choose_row_length, comparator_settings, make_plan
 from .proof import Reports, agree, judge, measure, proof_tasks
 from .settings import UNTRAINED, ExtendSettings
 

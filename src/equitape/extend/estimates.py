@@ -1,0 +1,106 @@
+"""Estimates of memory and time from the sizes of a model; rough, and called estimates wherever they are shown."""
+
+from dataclasses import dataclass
+
+from ..model import EquitapeConfig
+from ..pretrained.settings import AdaptSettings
+
+RATES = {"cuda": 1e14, "cpu": 1e11}
+"""Operations per second that estimates of time assume; other devices count as 1e13."""
+MEMORY_SHARE = {"cuda": 0.8, "cpu": 0.5}
+"""Of the device's memory that training may take by the estimate."""
+STATE_BYTES = 16
+"""Per trained weight: itself, its gradient and two averages of Adam, in float32."""
+ACTIVATION_WIDTHS = 34
+"""Bytes kept per token, layer and hidden unit for the backward pass, at two bytes per number."""
+CHECKPOINTED_WIDTHS = 4
+"""The same with gradient checkpointing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """Where the extension runs."""
+
+    kind: str
+    """cuda, cpu or another type of torch."""
+    memory: int
+    """Bytes in all."""
+
+    @property
+    def rate(self) -> float:
+        """Assumed operations per second."""
+        return RATES.get(self.kind, 1e13)
+
+    @property
+    def number_bytes(self) -> int:
+        """Bytes of a number in the forward pass."""
+        return 2 if self.kind == "cuda" else 4
+
+
+def usable_bytes(device: Device) -> float:
+    """Memory that training may take."""
+    return MEMORY_SHARE.get(device.kind, 0.5) * device.memory
+
+
+def fit_memory(
+    config: EquitapeConfig, device: Device, trained: int, row_length: int, batch_size: int
+) -> tuple[int, bool, float]:
+    """(micro-batches, whether to recompute activations, estimated bytes): the fastest way that fits, else the least."""
+    room = usable_bytes(device)
+    ways = [
+        (count, checkpointing)
+        for checkpointing in (False, True)
+        for count in range(1, batch_size + 1)
+        if batch_size % count == 0
+    ]
+    for count, checkpointing in ways:
+        needed = training_bytes(config, device, trained, row_length * batch_size // count, checkpointing)
+        if needed <= room:
+            return count, checkpointing, needed
+    return batch_size, True, needed
+
+
+def training_bytes(
+    config: EquitapeConfig, device: Device, trained: int, tokens: int, checkpointing: bool = False
+) -> float:
+    """An estimate of memory: weights, optimizer, activations of so many tokens, their logits."""
+    size = device.number_bytes
+    widths = CHECKPOINTED_WIDTHS if checkpointing else ACTIVATION_WIDTHS
+    activations = tokens * config.num_hidden_layers * config.hidden_size * widths * size / 2
+    logits = tokens * config.vocab_size * (size + 8)
+    return count_parameters(config) * size + trained * STATE_BYTES + activations + logits
+
+
+def count_parameters(config: EquitapeConfig) -> int:
+    """Weights of the base, from its sizes; biases and norms are too few to matter."""
+    assert config.num_key_value_heads is not None and config.head_dim is not None
+    width = config.hidden_size
+    heads = config.head_dim * (2 * config.num_attention_heads + 2 * config.num_key_value_heads)
+    layers = config.num_hidden_layers // config.num_loops * width * (heads + 3 * config.intermediate_size)
+    return layers + width * config.vocab_size * (1 if config.tie_word_embeddings else 2)
+
+
+def count_trained(config: EquitapeConfig, adapt: AdaptSettings, parameters: int) -> int:
+    """About how many weights train."""
+    assert config.num_key_value_heads is not None and config.head_dim is not None
+    if adapt.plan.everything:
+        return parameters
+    count = 0
+    if adapt.plan.lora:
+        queries, keys = (config.head_dim * n for n in (config.num_attention_heads, config.num_key_value_heads))
+        outs = {"q_proj": queries, "k_proj": keys, "v_proj": keys, "o_proj": queries}
+        width = config.hidden_size
+        sizes = [width + outs.get(target, config.intermediate_size) for target in adapt.lora_targets]
+        count += config.num_hidden_layers // config.num_loops * adapt.lora_rank * sum(sizes)
+    if adapt.plan.tape:
+        # TAPE's update is small: about two widths per layer and head
+        count += 4 * config.num_hidden_layers * config.hidden_size
+    if adapt.trains("embeddings"):
+        count += config.vocab_size * config.hidden_size
+    return count
+
+
+def row_operations(config: EquitapeConfig, length: int) -> float:
+    """Operations of a forward pass over one row."""
+    attention = 2 * config.num_hidden_layers * config.hidden_size * length**2
+    return 2.0 * count_parameters(config) * length + attention
