@@ -26,13 +26,13 @@ from ..adapt.finetune import finetune, read_data
 from ..adapt.settings import EvalSettings, FinetuneSettings
 from ..data.text import find_files
 from ..data.tokens import TokenStore, build_tokens
-from ..evaluation.loading import load_evaluated_model
+from ..evaluation import load_evaluated_model
 from ..model import EquitapeConfig
 from ..pretrained.adapter import DESCRIPTION, TENSORS
 from ..pretrained.adapting import build, load_adapter, name_of, save_whole
 from ..pretrained.card import CARD
-from ..pretrained.loading import choose_device
-from ..pretrained.vocabulary import check_vocabulary, tokenizer_of
+from ..pretrained.loading import choose_device, tokenizer_of
+from ..pretrained.vocabulary import check_vocabulary
 from ..pretrained.weights import read_config
 from ..report.extension import extension_card, write_extension
 from ..runs.environment import describe_environment
