@@ -43,8 +43,7 @@ def extend(
     After a kill, the same command with --resume continues.
     """
     from ..extend.run import check_out, default_folder, prepare, run
-    from ..runs.errors import is_out_of_memory
-    from ..runs.interrupt import describe_interrupt
+    from ..runs.errors import describe_interrupt, is_out_of_memory
 
     console = Console(stderr=True)
     if not console.is_terminal:

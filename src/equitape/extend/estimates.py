@@ -83,16 +83,16 @@ def count_parameters(config: EquitapeConfig) -> int:
 def count_trained(config: EquitapeConfig, adapt: AdaptSettings, parameters: int) -> int:
     """About how many weights train."""
     assert config.num_key_value_heads is not None and config.head_dim is not None
-    if adapt.plan.everything:
+    if adapt.effects.everything:
         return parameters
     count = 0
-    if adapt.plan.lora:
+    if adapt.effects.lora:
         queries, keys = (config.head_dim * n for n in (config.num_attention_heads, config.num_key_value_heads))
         outs = {"q_proj": queries, "k_proj": keys, "v_proj": keys, "o_proj": queries}
         width = config.hidden_size
         sizes = [width + outs.get(target, config.intermediate_size) for target in adapt.lora_targets]
         count += config.num_hidden_layers // config.num_loops * adapt.lora_rank * sum(sizes)
-    if adapt.plan.tape:
+    if adapt.effects.tape:
         # TAPE's update is small: about two widths per layer and head
         count += 4 * config.num_hidden_layers * config.hidden_size
     if adapt.trains("embeddings"):

@@ -155,7 +155,7 @@ def choose_method(
     adapt = AdaptSettings.parse(given, "extend")
     why = "The policy's choice; see docs/results." if settings.method == "auto" else "You asked for this method."
     return adapt, [
-        Choice(name="method", value=method, reason=f"{why} It means: {adapt.plan.idea}."),
+        Choice(name="method", value=method, reason=f"{why} It means: {adapt.effects.idea}."),
         Choice(name="positions", value=positions[0], reason=positions[1]),
     ]
 
@@ -189,7 +189,7 @@ def choose_training(
     if settings.learning_rate is not None:
         given["learning_rate"] = settings.learning_rate
     train = TrainSettings.parse(given, "extend")
-    few = "few weights train" if not adapt.plan.everything else "all weights train"
+    few = "few weights train" if not adapt.effects.everything else "all weights train"
     shown = f"{batch_size // accumulation} at a time{', activations recomputed' if checkpointing else ''}"
     room = usable_bytes(device)
     fits = "fits into" if memory <= room else "is more than"

@@ -12,10 +12,10 @@ from ..evaluation.runner import REPORT, evaluate
 from ..report.numbers import number
 from ..runs.extension import EXTENDED, ORIGINAL, Agreement, Check, Verdict, perplexities, scores
 from ..runs.results import EvaluationReport
+from ..tasks import build_evaluation
 from ..tasks.evaluated_model import EvaluatedModel
-from ..tasks.evaluation import build_evaluation
 from ..tasks.haystack import PromptMaker
-from ..tasks.haystack_task import HaystackTask
+from ..tasks.needles import HaystackTask
 from ..tasks.perplexity import CHUNK_TOKENS
 from .plan import Plan
 from .settings import ExtendSettings

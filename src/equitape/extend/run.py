@@ -31,8 +31,7 @@ from ..model import EquitapeConfig
 from ..pretrained.adapter import DESCRIPTION, TENSORS
 from ..pretrained.adapting import build, load_adapter, name_of, save_whole
 from ..pretrained.card import CARD
-from ..pretrained.loading import choose_device, tokenizer_of
-from ..pretrained.vocabulary import check_vocabulary
+from ..pretrained.loading import check_vocabulary, choose_device, tokenizer_of
 from ..pretrained.weights import read_config
 from ..report.extension import extension_card, write_extension
 from ..runs.environment import describe_environment
