@@ -184,11 +184,9 @@ def test_a_finished_extension_needs_no_model_again(room, done, monkeypatch):
     # the tolerance changes the verdict alone
     strict = extend(room, out, **options, tolerance=1.0)
     assert strict.verdict.success
-    with pytest.raises(ValueError, match=r"holds this extension already; continue it with --resume"):
+    with pytest.raises(ValueError, match=r"already holds this extension; continue it with --resume"):
         extend(room, out, to=640, eval_lengths=[CONTEXT, 128, 640])
-    with pytest.raises(
-        ValueError, match=r"holds another extension \(settings.learning_rate was 0.002, now it is 0.1\)"
-    ):
+    with pytest.raises(ValueError, match=r"holds a different extension \(settings.learning_rate was 0.002, now 0.1\)"):
         extend(room, out, **options, learning_rate=0.1)
 
 
@@ -227,13 +225,13 @@ def test_refusals_before_any_work(room, tmp_path, monkeypatch):
     attempt("The base reads 32 tokens already; give a length above that for --to, not 32.", to=32)
     (tmp_path / "short").mkdir()
     (tmp_path / "short" / "a.txt").write_text("too short")
-    attempt("The data holds 10 tokens, too few for one row of 32", data=tmp_path / "short")
+    attempt("The data has 10 tokens, too few for one row of 32", data=tmp_path / "short")
     attempt("The held-out text reaches 10 tokens, and showing more", eval_data=tmp_path / "short")
     attempt("There is no file or folder", data=tmp_path / "nowhere")
     attempt("is in data and in eval_data", data=room / "test")
     attempt("minutes and steps are given", "--minutes", 1)
     attempt("scaling and theta are given", "--scaling", "yarn", "--theta", 1e6)
-    attempt("row_length is 129 and the context 128", "--row-length", 129)
+    attempt("row_length is 129; it must be at most the context, 128", "--row-length", 129)
     attempt("Did you mean 'theta+lora'", "--method", "theta-lora")
     monkeypatch.setattr(stages.shutil, "disk_usage", lambda place: shutil._ntuple_diskusage(100, 90, 10))
     attempt("has 0.0 GiB left; free some space, or choose another folder with --out.")
@@ -246,18 +244,18 @@ def test_bases_that_do_not_fit(room, tmp_path):
         assert words in message(result)
 
     BertConfig().save_pretrained(tmp_path / "bert")
-    attempt(tmp_path / "bert", "Architecture 'bert' cannot be adapted. Supported are llama")
+    attempt(tmp_path / "bert", "Architecture 'bert' cannot be adapted. Supported: llama")
     attempt(tmp_path / "none", "There is no model at")
     make_source(vocab_size=4000, max_position_embeddings=CONTEXT).save_pretrained(tmp_path / "other")
     attempt(tmp_path / "other", "There is no tokenizer in")
-    attempt(tmp_path / "other", "it is not the one the model was trained with", "--tokenizer", room / "base")
+    attempt(tmp_path / "other", "it was trained with a different", "--tokenizer", room / "base")
 
 
 def test_another_folder_is_left_alone(room, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     result = call(room, "--to", 128, "--out", tmp_path, "--resume")
     assert result.exit_code == 2
-    assert "is not empty and holds no extension to continue" in message(result)
+    assert "is not empty and has no extension to continue" in message(result)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 

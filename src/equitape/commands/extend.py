@@ -57,6 +57,7 @@ def extend(
         check_out(prepared, folder, resume=True)
         show_plan(prepared, Console(), json)
         return
+    check_out(prepared, folder, resume)
     if not json:
         show_plan(prepared, console, False)
     try:
