@@ -140,7 +140,7 @@ def test_items_without_answers_are_refused_before_any_work(answers, tmp_path):
     rows[1]["items"][1]["answers"] = answers
     path = write_lines(tmp_path / "contract_nli.jsonl", rows)
     named = rows[1]["items"][1]["id"]
-    with pytest.raises(ValueError, match=rf"Line 2 of .*contract_nli.jsonl: the item {named!r} has no answers"):
+    with pytest.raises(ValueError, match=rf"Line 2 of .*contract_nli.jsonl: item {named!r} has no answers"):
         load_examples("contract_nli", str(path))
     # a split that is published without does not stand in the way of another
     for row in rows:
