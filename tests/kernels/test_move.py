@@ -66,6 +66,7 @@ def test_a_field_shared_by_the_batch(device):
     inputs[0] = inputs[0][:1]
     plain = results(reference.move_field, inputs, gradient.to(device))
     for found, wanted in zip(results(move_field, inputs, gradient.to(device)), plain, strict=True):
+        # float32, summed over tokens in another order
         assert torch.allclose(found, wanted, rtol=1e-4, atol=1e-4)
 
 
@@ -79,6 +80,7 @@ def test_strided_operands(device):
         dim = inputs[index].shape[-1]
         inputs[index] = torch.cat((torch.randn_like(inputs[index]), inputs[index]), dim=-1)[..., dim:]
     for found, wanted in zip(results(move_field, inputs, gradient.to(device)), expected, strict=True):
+        # float32, summed over tokens in another order
         assert torch.allclose(found, wanted, rtol=1e-4, atol=1e-4)
 
 

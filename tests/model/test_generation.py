@@ -49,7 +49,7 @@ def test_left_padding(case):
         assert torch.equal(found[1:], slowly(model, long)[:, 9:])
 
 
-@pytest.mark.parametrize("case", ["tape", "tape-options", "rope", "alibi"])
+@pytest.mark.parametrize("case", ["tape", "tape-options", "rope", "alibi", "tape2", "fox", "rope-clock"])
 @pytest.mark.parametrize("cache", ["dynamic", "static", "offloaded", None])
 def test_beams_agree_over_caches(case, cache):
     if cache == "offloaded" and not torch.cuda.is_available():

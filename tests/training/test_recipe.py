@@ -242,12 +242,12 @@ WRONG = {
         "initializer_range is -1; it must be a number of 0 or more",
     ),
     "endless rate": ({}, ["train.learning_rate=.inf"], "learning_rate is inf; it must be a finite number of 0 or more"),
-    "rate that is none": (
+    "NaN as a rate": (
         {},
         ["train.learning_rate=.nan"],
         "learning_rate is nan; it must be a finite number of 0 or more",
     ),
-    "time that is none": ({}, ["train.minutes=.nan"], "minutes is nan; it must be a finite number above 0"),
+    "NaN as minutes": ({}, ["train.minutes=.nan"], "minutes is nan; it must be a finite number above 0"),
     "no data": ({"task": {"name": "text"}}, [], "has no text"),
     "data not there": ({"task": {"name": "text", "train": "/nowhere", "valid": "/nowhere"}}, [], "/nowhere"),
 }
