@@ -14,6 +14,7 @@ from cases import gap
 from equitape.cli import app
 from equitape.data.tokenizers import byte_tokenizer
 from equitape.extend import run as stages
+from equitape.extend.plan import list_comparators
 from equitape.extend.settings import ExtendSettings
 from equitape.runs.extension import Extension
 from families import make_source
@@ -203,6 +204,49 @@ def test_comparators_share_the_tables(room, tmp_path):
     assert not (tmp_path / "out" / "yarn" / "training").exists()
     table = (tmp_path / "out" / "report.md").read_text()
     assert "|  | original | extended | yarn | lora-plain | tape |" in table
+
+
+def test_processes_share_the_columns_of_one_report(room, tmp_path):
+    """Each column by a command of its own, in any order, then the report: the same figures as in one go."""
+    arguments = ("--to", 128, "--compare", "drope", "--compare", "linear")
+    once, shared = tmp_path / "once", tmp_path / "shared"
+    call(room, *arguments, "--out", once)
+    for name in ("drope", "extended", "linear"):
+        result = call(room, *arguments, "--out", shared, "--only", name)
+        assert result.exit_code == 0, result.output
+        assert not (shared / "results.json").exists()
+    kept = {path: path.stat().st_mtime_ns for path in shared.rglob("report.json")}
+    assert {path.relative_to(shared).parts[0] for path in kept} == {"drope", "extended", "linear"}
+    call(room, *arguments, "--out", shared, "--resume")
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
+    one, other = (Extension.read(folder / "results.json") for folder in (once, shared))
+    assert list(other.reports) == ["original", "extended", "drope", "linear"]
+    for name, tasks in one.reports.items():
+        assert tasks["perplexity"].metrics == other.reports[name]["perplexity"].metrics
+    assert one.agreements == other.agreements
+    assert one.verdict == other.verdict
+    assert "jumps" not in json.loads((shared / "drope" / "training" / "run.json").read_text())["train"]
+    refused = call(room, *arguments, "--out", shared, "--only", "yarn")
+    assert refused.exit_code == 2
+    assert "There is no column 'yarn'." in message(refused)
+
+
+def test_every_comparator_by_one_name():
+    """All but the extension's own way, each once."""
+    names = list_comparators(ExtendSettings(to=64, compare=("linear", "all")))
+    assert len(names) == len(set(names))
+    assert {"linear", "yarn", "theta", "lora-plain", "longlora", "drope", "tape", "tape+lora-plain"} <= set(names)
+    assert "theta+lora" not in names
+    assert "tape" not in list_comparators(ExtendSettings(to=64, compare=("all",), method="tape"))
+    with pytest.raises(ValueError, match=r"There is no comparator 'drop'\. Did you mean 'drope'"):
+        ExtendSettings(to=64, compare=("drop",))
+
+
+def test_lengths_of_needles_and_of_text(room, tmp_path):
+    options = {"eval_lengths": [CONTEXT, 700], "needle_lengths": [600], "text_lengths": [CONTEXT, 64], "steps": 1}
+    extension = extend(room, tmp_path / "out", to=700, batch_tokens=800, **options)
+    lengths = {task: report.examples["lengths"] for task, report in extension.reports["original"].items()}
+    assert lengths == {"perplexity": [16, 32, 64], "passkey": [700], "needles": [600]}
 
 
 def test_a_dry_run_writes_nothing(room, tmp_path):

@@ -33,6 +33,10 @@ EXPECTED = {
     "longlora": lambda name: "lora_" in name or "norm" in name or "embed_tokens" in name,
     "theta": lambda name: True,
     "theta+lora": lambda name: "lora_" in name,
+    "theta+tape+lora": lambda name: "encoding" in name or "lora_" in name,
+    "tape2+lora": lambda name: "encoding" in name or "lora_" in name,
+    "theta+tape2+lora": lambda name: "encoding" in name or "lora_" in name,
+    "drope": lambda name: True,
     "full": lambda name: True,
 }
 
@@ -139,7 +143,7 @@ def test_theta():
         assert gap(changed(TOKENS).logits, source(TOKENS).logits) > 1e-4
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [name for name, each in METHODS.items() if not each.drops_positions])
 @pytest.mark.parametrize("scaling", ["linear", "yarn"])
 def test_interpolation_with_any_method(method, scaling):
     """The same logits as the original scaled by transformers' own configuration."""
@@ -154,6 +158,24 @@ def test_interpolation_with_any_method(method, scaling):
     with torch.no_grad():
         assert gap(model(tokens).logits, expected(tokens).logits) < 1e-5
         assert gap(make_source()(tokens).logits, expected(tokens).logits) > 1e-3
+
+
+def test_drope_is_the_source_without_rotation():
+    """Llama whose cosines are one and sines are zero, at any length."""
+    source = make_source()
+    model = adapt(source, "drope", context=256)
+    assert model.config.context == 256
+    tokens = draw_tokens(2, 100)
+    with torch.no_grad():
+        plain = source(tokens).logits
+        turn = source.model.rotary_emb.forward
+        source.model.rotary_emb.forward = lambda *given, **ids: tuple(
+            map(torch.full_like, turn(*given, **ids), (1.0, 0.0))
+        )
+        assert gap(model(tokens).logits, source(tokens).logits) < 1e-5
+        assert gap(model(tokens).logits, plain) > 1e-3
+    with pytest.raises(ValueError, match="Method 'drope' does not use theta; drop it"):
+        adapt(source, "drope", theta=1e6)
 
 
 def test_scaling_on_top_of_scaling():

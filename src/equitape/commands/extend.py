@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 PLAN = ("to", "method", "scaling", "theta", "row_length", "batch_size", "jumps", "learning_rate", "seed")
 BUDGET = ("minutes", "tokens", "steps")
-PROOF = ("eval_data", "eval_lengths", "samples", "windows", "tolerance", "retrieval_tolerance", "compare")
+PROOF = (
+    "eval_data", "eval_lengths", "needle_lengths", "text_lengths", "samples", "windows", "batch_tokens", "tolerance",
+    "retrieval_tolerance", "compare",
+)  # fmt: skip
 
 
 @takes_settings
@@ -29,6 +32,14 @@ def extend(
         Path | None, typer.Option(help="Folder of adapter, model card and report. Default: runs/extend/BASE-TO.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the extension in that folder.")] = False,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Do only this column of the tables, original, extended or a comparator, so that several processes "
+            "share the work; the same command with --resume instead then writes the report. Repeatable.",
+            metavar="NAME",
+        ),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check everything and show the plan with its estimates, without training.")
     ] = False,
@@ -42,7 +53,7 @@ def extend(
 
     After a kill, the same command with --resume continues.
     """
-    from ..extend.run import check_out, default_folder, prepare, run
+    from ..extend.run import check_out, default_folder, prepare, run, run_columns
     from ..runs.errors import describe_interrupt, is_out_of_memory
 
     console = Console(stderr=True)
@@ -57,10 +68,13 @@ def extend(
         check_out(prepared, folder, resume=True)
         show_plan(prepared, Console(), json)
         return
-    check_out(prepared, folder, resume)
-    if not json:
+    check_out(prepared, folder, resume or bool(only))
+    if not json and not only:
         show_plan(prepared, console, False)
     try:
+        if only:
+            run_columns(prepared, folder, only, console)
+            return
         extension = run(prepared, folder, resume=resume, console=console)
     except KeyboardInterrupt:
         typer.echo(describe_interrupt(f"{folder} keeps what was done.", resume=True), err=True)

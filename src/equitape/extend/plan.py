@@ -9,7 +9,7 @@ from ..pretrained.settings import AdaptSettings
 from ..report.numbers import duration, quantity
 from ..training.settings import Jumps, TrainSettings
 from .estimates import Device, count_parameters, count_trained, fit_memory, row_operations, usable_bytes
-from .settings import UNTRAINED, WITHOUT_JUMPS, ExtendSettings
+from .settings import COMPARATORS, EVERY_COMPARATOR, UNTRAINED, WITHOUT_IDS, WITHOUT_JUMPS, ExtendSettings
 
 POLICY: dict[str, Any] = {
     "method": "theta+lora",
@@ -58,6 +58,7 @@ class Plan:
     short: tuple[int, ...]
     lengths: tuple[int, ...]
     """Long lengths of prompts."""
+    needle_lengths: tuple[int, ...]
     text_lengths: tuple[int, ...]
     """Lengths at which perplexity is measured, as far as the held-out text reaches."""
     join: bool
@@ -90,7 +91,9 @@ def make_plan(config: EquitapeConfig, settings: ExtendSettings, text: Text, devi
     cheap = row_operations(config, beyond) / device.rate <= ROW_SECONDS
     lengths = tuple(sorted(set(settings.eval_lengths))) or doubled(context, to) + ((beyond,) if cheap else ())
     join = text.longest <= to and text.joined > text.longest
-    text_lengths = reachable(lengths, context, to, text.joined if join else text.longest)
+    text_lengths = reachable(
+        tuple(sorted(set(settings.text_lengths))) or lengths, context, to, text.joined if join else text.longest
+    )
     samples = settings.samples or (20 if device.kind == "cuda" else 2)
     plan = Plan(
         adapt=adapt,
@@ -98,6 +101,7 @@ def make_plan(config: EquitapeConfig, settings: ExtendSettings, text: Text, devi
         row_length=row_length,
         short=tuple(length for length in SHORT if length <= context) or tuple({max(context // 2, 1), context}),
         lengths=lengths,
+        needle_lengths=tuple(sorted(set(settings.needle_lengths))) or lengths,
         text_lengths=text_lengths,
         join=join,
         samples=samples,
@@ -134,6 +138,8 @@ def choose_method(
     elif settings.theta is not None:
         positions = f"theta {settings.theta:g}", "You asked for this rotary base."
         given["theta"] = settings.theta
+    elif method in WITHOUT_IDS:
+        positions = "dropped", "Without positions there is no length that the model has not seen."
     elif method == "longlora":
         given["scaling"] = "linear"
         positions = f"linear by {settings.to / config.context:g}", "Groups learn no larger distances otherwise."
@@ -172,10 +178,15 @@ def choose_training(
     """Rows, jumps, budget and learning rate, and why."""
     batch_size = settings.batch_size or POLICY["batch_size"]
     budget, why_budget = choose_budget(settings, row_length * batch_size, text)
-    jumps = settings.jumps or Jumps(
-        rate=min(POLICY["jumps_per_row"] / row_length, 1.0),
-        size=settings.to / row_length,
-        shape=POLICY["jump_shape"],
+    jumps = (
+        Jumps(rate=0.0)
+        if adapt.method in WITHOUT_IDS
+        else settings.jumps
+        or Jumps(
+            rate=min(POLICY["jumps_per_row"] / row_length, 1.0),
+            size=settings.to / row_length,
+            shape=POLICY["jump_shape"],
+        )
     )
     accumulation, checkpointing, memory = fit_memory(config, device, trained, row_length, batch_size)
     given = {
@@ -203,7 +214,9 @@ def choose_training(
         Choice(
             name="jumps",
             value="none" if train.jumps is None else f"rate {jumps.rate:.3g}, up to {jumps.largest(row_length):,} ids",
-            reason="You set them."
+            reason="The method reads no position ids."
+            if adapt.method in WITHOUT_IDS
+            else "You set them."
             if settings.jumps is not None
             else f"About {POLICY['jumps_per_row']} jumps per row, small ones more often, show the short rows all "
             f"distances of the new context.",
@@ -283,8 +296,9 @@ def reachable(lengths: tuple[int, ...], context: int, to: int, available: int) -
 
 def describe_proof(plan: Plan, config: EquitapeConfig, settings: ExtendSettings, device: Device) -> tuple[Choice, ...]:
     """What the proof measures and how long it takes by the estimate."""
-    left_out = [length for length in plan.lengths if length > max(plan.text_lengths)]
-    rows = sum(row_operations(config, length) * plan.samples * 2 for length in plan.lengths)
+    wanted = settings.text_lengths or plan.lengths
+    left_out = [length for length in wanted if length > max(plan.text_lengths)]
+    rows = sum(row_operations(config, length) * plan.samples for length in (*plan.lengths, *plan.needle_lengths))
     longest = max(plan.text_lengths)
     texts = sum(
         row_operations(config, length) * plan.windows * longest / length for length in {*plan.short, *plan.text_lengths}
@@ -299,7 +313,8 @@ def describe_proof(plan: Plan, config: EquitapeConfig, settings: ExtendSettings,
         ),
         Choice(
             name="passkey and needles at",
-            value=listed(plan.lengths),
+            value=listed(plan.lengths)
+            + (f"; needles at {listed(plan.needle_lengths)}" if plan.needle_lengths != plan.lengths else ""),
             reason=f"{plan.samples} prompts per length and task, before and after.",
         ),
         Choice(
@@ -322,3 +337,14 @@ def comparator_settings(name: str, settings: ExtendSettings) -> ExtendSettings:
         return ExtendSettings(**{**given, "method": "lora", "scaling": name})
     jumps = Jumps(rate=0.0) if name.endswith(WITHOUT_JUMPS) else settings.jumps
     return ExtendSettings(**{**given, "method": name.removesuffix(WITHOUT_JUMPS), "jumps": jumps})
+
+
+def list_comparators(settings: ExtendSettings) -> tuple[str, ...]:
+    """The names of the comparators; for "all", every one but the extension's own way."""
+    names = list(settings.compare)
+    if EVERY_COMPARATOR in names:
+        method = POLICY["method"] if settings.method == "auto" else settings.method
+        own = f"{method}{WITHOUT_JUMPS}" if settings.jumps is not None and settings.jumps.rate == 0 else method
+        names += [name for name in COMPARATORS if name != own or settings.scaling or settings.theta]
+        names.remove(EVERY_COMPARATOR)
+    return tuple(dict.fromkeys(names))

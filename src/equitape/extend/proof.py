@@ -45,9 +45,10 @@ def proof_tasks(plan: Plan, settings: ExtendSettings, tokenizer: Any) -> tuple[d
         "needles": {"kinds": ("multikey",), "samples": plan.samples, "seed": settings.seed},
     }
     notes = []
+    wanted = {"passkey": plan.lengths, "needles": plan.needle_lengths}
     for name, options in prompts.items():
-        fitting = fitting_lengths(name, options, tokenizer, plan.lengths)
-        left_out = [length for length in plan.lengths if length not in fitting]
+        fitting = fitting_lengths(name, options, tokenizer, wanted[name])
+        left_out = [length for length in wanted[name] if length not in fitting]
         if left_out:
             which = ", ".join(f"{length:,}" for length in left_out)
             notes.append(f"{RETRIEVAL[name]}: not measured at {which} tokens, which do not hold a whole prompt.")
@@ -65,11 +66,15 @@ def fitting_lengths(name: str, options: dict[str, Any], tokenizer: Any, lengths:
 
 
 def measure(
-    load: Any, tasks: dict[str, dict[str, Any]], folder: Path, console: Console | None = None
+    load: Any,
+    tasks: dict[str, dict[str, Any]],
+    folder: Path,
+    batch_tokens: int | None = None,
+    console: Console | None = None,
 ) -> tuple[Reports, EvaluatedModel | None]:
     """The reports of a model on all tasks, and the model if it had to be loaded.
 
-    Finished tasks are read from the folder. load: gives the model.
+    Finished tasks are read from the folder. load: gives the model. batch_tokens: evaluated at a time.
     """
     reports: Reports = {}
     evaluated: EvaluatedModel | None = None
@@ -77,7 +82,8 @@ def measure(
         out = folder / name
         if not (out / REPORT).exists():
             evaluated = evaluated or load()
-            evaluate(evaluated, build_evaluation(name, options), out, resume=True, console=console)
+            task = build_evaluation(name, options)
+            evaluate(evaluated, task, out, resume=True, batch_tokens=batch_tokens, console=console)
         reports[name] = EvaluationReport.read(out / REPORT)
     return reports, evaluated
 

@@ -14,7 +14,7 @@ The folder of an extension holds
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,23 +33,26 @@ from ..pretrained.adapting import build, load_adapter, name_of, save_whole
 from ..pretrained.card import CARD
 from ..pretrained.loading import check_vocabulary, choose_device, tokenizer_of
 from ..pretrained.weights import read_config
+from ..registry import describe_choices
 from ..report.extension import extension_card, write_extension
 from ..runs.environment import describe_environment
 from ..runs.extension import EXTENDED, ORIGINAL, Agreement, Extension
-from ..runs.files import plain, read_json, write_json, write_text
+from ..runs.files import make_directory, plain, read_json, write_json, write_text
 from ..runs.identity import Difference, check_folder, find_differences
 from ..runs.lock import locked
 from ..tasks.evaluated_model import EvaluatedModel
 from ..tasks.perplexity_by_length import name_sources
 from ..training.settings import TrainSettings
 from .estimates import Device
-from .plan import Plan, Text, choose_row_length, comparator_settings, make_plan
+from .plan import Plan, Text, choose_row_length, comparator_settings, list_comparators, make_plan
 from .proof import Reports, agree, judge, measure, proof_tasks
 from .settings import UNTRAINED, ExtendSettings
 
 EXTEND, RESULTS, AGREEMENT = "extend.json", "results.json", "agreement.json"
 TRAINING, MODEL = "training", "model"
-UNIMPORTANT = tuple(f"settings.{name}" for name in ("save", "compare", "tolerance", "retrieval_tolerance"))
+UNIMPORTANT = tuple(
+    f"settings.{name}" for name in ("save", "compare", "tolerance", "retrieval_tolerance", "batch_tokens")
+)
 """Settings that change neither the model nor a measurement of it."""
 SCORED_WINDOWS = 4
 """Windows of held-out text that the training run itself scores; the proof scores more."""
@@ -196,34 +199,36 @@ def run(prepared: Prepared, out: Path, *, resume: bool = False, console: Console
         return Stages(prepared, out, console).run()
 
 
+def run_columns(prepared: Prepared, out: Path, names: Sequence[str], console: Console | None = None) -> None:
+    """Do only these columns of the tables, so that several processes share an extension; `run` with resume ends it."""
+    known = (ORIGINAL, EXTENDED, *list_comparators(prepared.settings))
+    for name in names:
+        if name not in known:
+            raise ValueError(f"There is no column {name!r}.{describe_choices(name, known)}")
+    check_out(prepared, out, resume=True)
+    make_directory(out)
+    if not (out / EXTEND).exists():
+        write_json(out / EXTEND, prepared.identity())
+    stages = Stages(prepared, out, console)
+    for name in names:
+        stages.column(name)
+
+
 class Stages:
     """The stages of an extension in one folder. Each keeps what is done and continues from there."""
 
     def __init__(self, prepared: Prepared, out: Path, console: Console | None):
         self.prepared, self.out, self.console = prepared, out, console
         self.base, self.settings, self.plan = prepared.base, prepared.settings, prepared.plan
-        self.agreements: dict[str, Agreement] = {
-            name: Agreement.from_dict(each) for name, each in (read_json(out / AGREEMENT) or {}).items()
-        }
+        self.agreements: dict[str, Agreement] = {}
+        self.training: dict[str, Any] = {}
         self.dtype = "bfloat16" if prepared.device.kind == "cuda" else "float32"
 
     def run(self) -> Extension:
         """All stages."""
         reports: dict[str, Reports] = {}
-        self.say("Measuring the original.")
-        # the loaded model is not kept: training needs the memory
-        reports[ORIGINAL] = measure(
-            lambda: self.evaluated(self.base, None, ORIGINAL), self.prepared.tasks, self.out / ORIGINAL, self.console
-        )[0]
-        self.say("Training.")
-        training = self.train(self.plan, self.out / TRAINING)
-        if training["status"] == "done":
-            self.publish_adapter()
-            self.say("Measuring the extended model.")
-            reports[EXTENDED] = self.measure_other(EXTENDED, lambda: self.evaluated(str(self.out), self.base, EXTENDED))
-        for name in self.settings.compare:
-            self.say(f"Comparing with {name}.")
-            found = self.compare(name)
+        for name in (ORIGINAL, EXTENDED, *list_comparators(self.settings)):
+            found = self.column(name)
             if found is not None:
                 reports[name] = found
         extension = Extension(
@@ -235,15 +240,32 @@ class Stages:
             settings=plain(self.settings.to_dict()),
             plan=[vars(choice) for choice in self.plan.choices],
             short=list(self.plan.short),
-            verdict=judge(self.settings, self.prepared.config.context, self.plan.short, reports, training),
+            verdict=judge(self.settings, self.prepared.config.context, self.plan.short, reports, self.training),
             reports=reports,
             agreements=self.agreements,
-            training=training,
+            training=self.training,
             notes=self.prepared.notes,
             environment=describe_environment(),
         )
         self.write(extension)
         return extension
+
+    def column(self, name: str) -> Reports | None:
+        """The reports of a model by its name in the tables; None where its training failed."""
+        if name == ORIGINAL:
+            self.say("Measuring the original.")
+            # the loaded model is not kept: training needs the memory
+            return self.measure(ORIGINAL, lambda: self.evaluated(self.base, None, ORIGINAL))[0]
+        if name != EXTENDED:
+            self.say(f"Comparing with {name}.")
+            return self.compare(name)
+        self.say("Training.")
+        self.training = self.train(self.plan, self.out / TRAINING)
+        if self.training["status"] != "done":
+            return None
+        self.publish_adapter()
+        self.say("Measuring the extended model.")
+        return self.measure_other(EXTENDED, lambda: self.evaluated(str(self.out), self.base, EXTENDED))
 
     def say(self, sentence: str) -> None:
         """A line about what begins."""
@@ -266,15 +288,23 @@ class Stages:
             if (self.out / TRAINING / name).exists():
                 os.replace(self.out / TRAINING / name, self.out / name)
 
+    def measure(self, name: str, load: Callable[[], EvaluatedModel]) -> tuple[Reports, EvaluatedModel | None]:
+        """The reports of a model, and the model if it had to be loaded."""
+        batch_tokens = self.settings.batch_tokens
+        return measure(load, self.prepared.tasks, self.out / name, batch_tokens, self.console)
+
     def measure_other(self, name: str, load: Callable[[], EvaluatedModel]) -> Reports:
         """The reports of a model, and its agreement with the original."""
-        reports, evaluated = measure(load, self.prepared.tasks, self.out / name, self.console)
-        if name not in self.agreements:
+        reports, evaluated = self.measure(name, load)
+        kept = self.out / name / AGREEMENT
+        found = read_json(kept)
+        if found is None:
             evaluated = evaluated or load()
             original = self.evaluated(self.base, None, ORIGINAL)
             length = max(self.plan.short)
-            self.agreements[name] = agree(original.model, evaluated.model, self.prepared.held_out, length)
-            write_json(self.out / AGREEMENT, {key: each.to_dict() for key, each in self.agreements.items()})
+            found = agree(original.model, evaluated.model, self.prepared.held_out, length).to_dict()
+            write_json(kept, found)
+        self.agreements[name] = Agreement.from_dict(found)
         return reports
 
     def compare(self, name: str) -> Reports | None:

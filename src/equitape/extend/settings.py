@@ -3,18 +3,26 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from ..pretrained.settings import MethodName
+from ..registry import describe_choices
 from ..settings import Ge, Gt, Settings
 from ..training.settings import Count, Jumps, Seed
 
-Method = Literal["auto", "tape", "lora", "tape+lora", "longlora", "theta", "theta+lora", "full"]
 UNTRAINED = ("yarn", "linear")
 """Comparators that only scale positions."""
 WITHOUT_JUMPS = "-plain"
 """Ends the name of a comparator whose ids do not jump."""
-Comparator = Literal[
-    "yarn", "linear", "tape", "lora", "tape+lora", "longlora", "theta", "theta+lora", "tape-plain", "lora-plain",
-    "tape+lora-plain", "longlora-plain", "theta-plain", "theta+lora-plain",
-]  # fmt: skip
+WITHOUT_IDS = ("drope",)
+"""Methods whose models read no position ids, so jumps mean nothing to them."""
+COMPARED_METHODS = (
+    "theta", "theta+lora", "lora", "longlora", "tape", "tape+lora", "theta+tape+lora", "tape2+lora", "theta+tape2+lora",
+)  # fmt: skip
+COMPARATORS = (
+    *UNTRAINED,
+    *(f"{method}{jumps}" for method in COMPARED_METHODS for jumps in ("", WITHOUT_JUMPS)),
+    *WITHOUT_IDS,
+)
+EVERY_COMPARATOR = "all"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +31,7 @@ class ExtendSettings(Settings):
 
     to: Annotated[int, Ge(2)]
     """The new context in tokens, above the base's."""
-    method: Method = "auto"
+    method: Literal["auto", MethodName] = "auto"
     """What changes and what trains; auto follows the plan."""
     minutes: Annotated[float, Gt(0)] | None = None
     """Budget in minutes of training on this machine. Default: a budget in steps, from the plan."""
@@ -60,9 +68,15 @@ class ExtendSettings(Settings):
     """Prompts per length of passkey and of needles. Default: 20 on a GPU, 2 elsewhere."""
     windows: Annotated[int, Ge(1)] | None = None
     """Pieces per held-out document whose perplexity is measured. Default: 4 on a GPU, 1 elsewhere."""
-    compare: tuple[Comparator, ...] = ()
+    needle_lengths: tuple[Annotated[int, Ge(2)], ...] = ()
+    """Lengths of needles, where not those of the passkey."""
+    text_lengths: tuple[Annotated[int, Ge(2)], ...] = ()
+    """Long lengths of perplexity, where not those of the passkey."""
+    batch_tokens: Count | None = None
+    """Tokens evaluated at a time. Default: as many as fit in memory."""
+    compare: tuple[str, ...] = ()
     """Another way to extend, shown in the same tables: yarn and linear scale positions without training, all others
-    train with the same data and budget; -plain leaves out the jumps."""
+    train with the same data and budget; -plain leaves out the jumps; all means every one of them."""
     save: Literal["adapter", "model"] = "adapter"
     """What to write: the trained tensors, or also the whole model, in the folder `model`."""
     seed: Seed = 0
@@ -74,6 +88,10 @@ class ExtendSettings(Settings):
             raise ValueError(f"{' and '.join(given)} are given; a budget is one of minutes, tokens and steps.")
         if self.scaling is not None and self.theta is not None:
             raise ValueError("scaling and theta are given, and both move positions; give one of them.")
+        for name in self.compare:
+            if name not in (*COMPARATORS, EVERY_COMPARATOR):
+                found = describe_choices(name, (*COMPARATORS, EVERY_COMPARATOR))
+                raise ValueError(f"There is no comparator {name!r}.{found}")
         if not self.data or not self.eval_data:
             raise ValueError("data and eval_data each need a text; name one, or leave the option out.")
         same = sorted(set(self.data) & set(self.eval_data))

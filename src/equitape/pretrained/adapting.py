@@ -64,7 +64,7 @@ def adapt(
 
     base: a folder with safetensors, a GGUF file, or a loaded transformers model of the families Llama, Mistral, Qwen2
         or Qwen3. The decoder shares the tensors of a loaded model: training them changes that model too.
-    method: tape, lora, tape+lora, longlora, theta, theta+lora or full.
+    method: a name in `equitape.adapt.METHODS`: tape, lora, tape+lora, longlora, theta, theta+lora, drope, full, ...
     dtype: dtype of weights read from a path; "auto" keeps the file's (GGUF: float32).
     options: fields of `AdaptSettings`: context, scaling, theta, train_embeddings, lora_rank, ...
 

@@ -13,6 +13,8 @@ from .settings import AdaptSettings
 
 GROUPS_OF_LONGLORA = 4
 """Number of shifted sparse attention groups per context, as in the paper."""
+WITHOUT_DECAY = {"tape2": {"decay": "none"}}
+"""Options with which a kind of TAPE starts as RoPE where its defaults do not."""
 THETA_GROWTH = 100.0
 """Factor by which "theta" raises the rotary base: 1e4 to 1e6, as TAPE's paper did for twice the context."""
 
@@ -41,14 +43,17 @@ def change_encoding(source: EquitapeConfig, settings: AdaptSettings) -> dict[str
     effects = settings.effects
     assert isinstance(source.encoding, dict)
     encoding = dict(source.encoding)
+    if effects.drops_positions:
+        return {"kind": "nope"}
     changes = effects.tape or effects.raises_theta or settings.theta is not None or settings.scaling is not None
-    if changes and encoding["kind"] not in ("rope", "tape"):
+    if changes and encoding["kind"] not in ("rope", "tape", "tape2"):
         raise ValueError(
             f"The source uses encoding {encoding['kind']!r}; method {settings.method!r} changes rotary positions and "
-            f"needs 'rope' or 'tape'."
+            f"needs 'rope', 'tape' or 'tape2'."
         )
     if effects.tape:
-        encoding = {**encoding, "kind": "tape", **settings.tape}
+        new = WITHOUT_DECAY.get(effects.tape, {}) if encoding["kind"] == "rope" else {}
+        encoding = {**encoding, "kind": effects.tape, **new, **settings.tape}
     if settings.theta is not None or effects.raises_theta:
         encoding["theta"] = settings.theta or encoding["theta"] * THETA_GROWTH
     if settings.scaling is not None:

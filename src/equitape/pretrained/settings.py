@@ -5,6 +5,10 @@ from typing import Annotated, Any, Literal, get_args
 
 from ..settings import Ge, Gt, Lt, Settings
 
+MethodName = Literal[
+    "tape", "lora", "tape+lora", "longlora", "theta", "theta+lora", "theta+tape+lora", "tape2+lora", "theta+tape2+lora",
+    "drope", "full",
+]  # fmt: skip
 Target = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 """A linear layer that LoRA can update."""
 
@@ -14,13 +18,15 @@ class Method:
     """What one method does."""
 
     idea: str
-    tape: bool = False
-    """Replace RoPE by TAPE and train its update."""
+    tape: Literal["tape", "tape2"] | None = None
+    """Replace RoPE by this kind of TAPE and train its update."""
     lora: bool = False
     """Train low-rank updates of linear layers."""
     shifted: bool = False
     """Train with shifted sparse attention."""
     raises_theta: bool = False
+    drops_positions: bool = False
+    """Replace RoPE by no encoding at all."""
     everything: bool = False
     """Train all weights."""
     embeddings_and_norms: bool = False
@@ -28,9 +34,9 @@ class Method:
 
 
 METHODS: dict[str, Method] = {
-    "tape": Method(idea="TAPE instead of RoPE; only its update trains", tape=True),
+    "tape": Method(idea="TAPE instead of RoPE; only its update trains", tape="tape"),
     "lora": Method(idea="low-rank updates of the attention projections", lora=True),
-    "tape+lora": Method(idea="both", tape=True, lora=True),
+    "tape+lora": Method(idea="both", tape="tape", lora=True),
     "longlora": Method(
         idea="LoRA, embeddings and norms, with shifted sparse attention while training",
         lora=True,
@@ -39,6 +45,22 @@ METHODS: dict[str, Method] = {
     ),
     "theta": Method(idea="a larger rotary base; all weights train", raises_theta=True, everything=True),
     "theta+lora": Method(idea="a larger rotary base, and low-rank updates", raises_theta=True, lora=True),
+    "theta+tape+lora": Method(
+        idea="a larger rotary base, TAPE instead of RoPE, and low-rank updates",
+        raises_theta=True,
+        tape="tape",
+        lora=True,
+    ),
+    "tape2+lora": Method(
+        idea="TAPE 2 without its decay instead of RoPE, and low-rank updates", tape="tape2", lora=True
+    ),
+    "theta+tape2+lora": Method(
+        idea="a larger rotary base, TAPE 2 without its decay instead of RoPE, and low-rank updates",
+        raises_theta=True,
+        tape="tape2",
+        lora=True,
+    ),
+    "drope": Method(idea="no positions any more (DroPE); all weights train", drops_positions=True, everything=True),
     "full": Method(idea="all weights train", everything=True),
 }
 
@@ -47,7 +69,7 @@ METHODS: dict[str, Method] = {
 class AdaptSettings(Settings):
     """How a pretrained model is adapted."""
 
-    method: Literal["tape", "lora", "tape+lora", "longlora", "theta", "theta+lora", "full"] = "tape+lora"
+    method: MethodName = "tape+lora"
     """What changes and what trains. The default was best on long text in our measurements."""
     context: Annotated[int, Ge(1)] | None = None
     """Context of the adapted model, in tokens. Default: the base's."""
@@ -90,6 +112,8 @@ class AdaptSettings(Settings):
             unused.append("tape")
         if self.group_size is not None and not method.shifted:
             unused.append("group_size")
+        if method.drops_positions:
+            unused += [entry for entry in ("scaling", "theta") if getattr(self, entry) is not None]
         if method.everything:
             unused += [entry for entry in ("train_embeddings", "train_norms") if getattr(self, entry) is False]
         if unused:
