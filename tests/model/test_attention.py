@@ -5,7 +5,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from cases import CASES, build, draw_tokens, gap
-from equitape.model import attention, backends
+from equitape.nn import backends, core
 
 
 def operators(run):
@@ -59,9 +59,7 @@ def test_padding_behind_the_tokens_needs_no_dense_mask(side, masked, monkeypatch
     if side != "none":
         mask[1, slice(8, None) if side == "right" else slice(None, 4)] = 0
     seen = []
-    monkeypatch.setattr(
-        attention, "attend", lambda *args, real=attention.attend: seen.append(args[6].mask) or real(*args)
-    )
+    monkeypatch.setattr(core, "attend", lambda *args, real=core.attend: seen.append(args[6].mask) or real(*args))
     model(tokens, attention_mask=mask, use_cache=False)
     assert len(seen) == model.config.num_hidden_layers
     assert all((mask is not None) == masked for mask in seen)

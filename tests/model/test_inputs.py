@@ -8,7 +8,7 @@ from transformers import DynamicCache
 from cases import build, draw_tokens, tiny_config
 from equitape import EquitapeConfig, EquitapeForCausalLM
 from equitape.encodings import Positions
-from equitape.model.attention import AttentionMask, attend
+from equitape.nn.core import AttentionMask, attend
 
 TOKENS = draw_tokens(2, 6)
 

@@ -2,13 +2,13 @@
 
 import torch
 
-from equitape.model.attention import EquitapeRMSNorm
+from equitape.nn.norm import RMSNorm
 
 
 def test_half_precision_is_widened_before_it_is_squared():
     """The square of 300 is more than float16 holds: with an infinite mean, everything would become zero."""
     x = 300 * torch.randn(3, 64)
-    norm = EquitapeRMSNorm(64, 1e-6)
+    norm = RMSNorm(64, 1e-6)
     torch.nn.init.uniform_(norm.weight, 0.5, 1.5)
     norm, x = norm.half(), x.half()
     found = norm(x)

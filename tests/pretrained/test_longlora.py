@@ -10,7 +10,7 @@ from torch.nn.attention.flex_attention import BlockMask
 import equitape.model.masks as masks
 import equitape.model.modeling as modeling
 from cases import build, draw_tokens, gap, tiny_config
-from equitape.model.backends import eager_attention, flexible_attention
+from equitape.nn.backends import eager_attention, flexible_attention
 from equitape.pretrained.longlora import GroupsAsRows, HalvesOfHeads, ShiftedSparseAttention
 
 SIZES = [(4, 2), (6, 2), (9, 3), (3, 1)]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..encodings.tape import TapeLayer
-from ..model.backends import cuda_attention
+from ..nn.backends import cuda_attention
 from .parts import AttentionPart
 
 

@@ -121,7 +121,7 @@ class LayerEncoding(HookedModule):
     def update(
         self, state: Tensor | None, attended_state: Tensor | None, normed_hidden: Tensor, mlp_output: Tensor
     ) -> Tensor | None:
-        """The state of the next block.
+        """The state of the next block. It must not assume causal attention.
 
         attended_state: [B, H, N, E], the attention average of `extra_values`; normed_hidden: [B, N, C], the normalised
         hidden states after attention, input of the feed-forward layer; mlp_output: [B, N, C], its output.
@@ -151,6 +151,10 @@ class PositionalEncoding(HookedModule):
     """Whether `initial_state` reads `positions.origin` or `positions.span`."""
     keeps_sums: bool = False
     """Whether a cached sequence continues from running sums in columns of cached keys."""
+    takes_axes: ClassVar[bool] = False
+    """Whether ids may have several axes (Geometry.num_axes)."""
+    needs_causal: bool = False
+    """Whether scores make sense only if tokens attend to earlier ones."""
     has_field: ClassVar[bool] = False
     """Whether the state is a field of phasors [B, G, N, D] that users may inspect."""
 
@@ -165,6 +169,11 @@ class PositionalEncoding(HookedModule):
         if cls.needs_even_head_dim and geometry.head_dim % 2:
             raise ValueError(
                 f"Encoding {cls.kind!r} rotates pairs of channels, so head_dim must be even; it is {geometry.head_dim}."
+            )
+        if geometry.num_axes > 1 and not cls.takes_axes:
+            able = ", ".join(repr(kind) for kind in ENCODINGS if ENCODINGS[kind].takes_axes)
+            raise ValueError(
+                f"Encoding {cls.kind!r} takes ids of one axis, not {geometry.num_axes}; use one of {able}."
             )
         options.check(geometry)
 

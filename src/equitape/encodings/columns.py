@@ -84,6 +84,8 @@ class ColumnsEncoding(PositionalEncoding):
         self.decay = decay
         self.has_clock = has_clock
         self.keeps_sums = has_clock or decay.decay == "gate"
+        # the score gains with every step towards the last token, and a clock counts from the first
+        self.needs_causal = has_clock or decay.decay != "none"
         # constant slopes count from the start of the sequence
         self.needs_extent = decay.decay in ("slopes", "learned")
         if self.has_clock:

@@ -66,6 +66,7 @@ class CoPE(PositionalEncoding):
     options: CoPEOptions
     backends = ("eager", "sdpa")
     adds_bias = True
+    needs_causal = True
 
     def layer(self, index: int) -> LayerEncoding:
         return CoPELayer(self.options, self.geometry.head_dim)

@@ -41,6 +41,11 @@ class DecayOptions(Options):
 
     def check_decay(self, kind: str, geometry: Geometry) -> None:
         """Raise ValueError for a fraction of less than one head, and for columns that do not fit in a head."""
+        if geometry.num_axes > 1 and (self.decay != "none" or getattr(self, "clock", False)):
+            raise ValueError(
+                f"Encoding {kind!r} with {geometry.num_axes} axes cannot have a decay or a clock, which count tokens "
+                f"along one; set decay to 'none' and clock to false."
+            )
         needed = count_columns(self, getattr(self, "clock", False)) + 2
         if self.decay_inside and geometry.head_dim < needed:
             raise ValueError(

@@ -70,6 +70,7 @@ class FIRE(PositionalEncoding):
     options: FIREOptions
     backends = ("eager", "sdpa")
     adds_bias = True
+    needs_causal = True
     shift_invariant = False
 
     def layer(self, index: int) -> LayerEncoding:

@@ -3,7 +3,7 @@
 Angles are computed in float64 (float32 on devices without it) for any model dtype: in float32, an angle near a million
 radians may be off by 0.03. Nothing is a buffer, so casting a model to half precision cannot round them.
 
-Shapes: D head dimension, M = D / 2 frequencies.
+Shapes: D head dimension, M = D / 2 frequencies, A axes.
 """
 
 import math
@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..settings import Ge
-from .options import Options
+from .options import Geometry, Options
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +52,22 @@ UNSCALED = Scaling()
 """Built once, outside the forward pass: torch.compile cannot trace the checks of settings."""
 
 
-def check_rotary(owner: str, theta: float, scaling: Scaling, head_dim: int) -> None:
+def check_rotary(owner: str, theta: float, scaling: Scaling, geometry: Geometry) -> None:
     """Raise ValueError for a base or head size without frequencies."""
+    head_dim, axes = geometry.head_dim, geometry.num_axes
+    if axes > 1 and head_dim // 2 < axes:
+        raise ValueError(
+            f"Encoding {owner!r} has {head_dim // 2} frequencies in head_dim {head_dim}, too few for {axes} axes; "
+            f"use a head_dim of at least {2 * axes}."
+        )
+    if axes > 1 and scaling.kind == "dynamic":
+        raise ValueError(
+            f"Encoding {owner!r} with {axes} axes cannot have the scaling 'dynamic', which counts tokens along one; "
+            f"use 'ntk'."
+        )
+    if not geometry.mixed_axes:
+        # of the axis with the fewest frequencies
+        head_dim = 2 * (head_dim // 2 // axes)
     if theta <= 1.0:
         raise ValueError(f"Encoding {owner!r} has theta {theta}; it must be above 1.")
     if scaling.kind in ("ntk", "dynamic") and head_dim <= 2:
@@ -109,6 +123,52 @@ def inverse_frequencies(
     if scaling.kind == "llama3":
         return _llama3(plain, scaling)
     return plain
+
+
+def axis_frequencies(
+    geometry: Geometry, theta: float, scaling: Scaling, device: torch.device, span: Tensor | None = None
+) -> Tensor:
+    """The frequencies of a model: those of `inverse_frequencies` for one axis, vectors [A, M] for several.
+
+    A token at p [A] has the angles p W. Axial: frequency m turns with axis m mod A, and each axis has the frequencies
+    of a head of its size. Mixed: frequency m turns with a fixed direction across all axes.
+    """
+    dim, axes = geometry.head_dim, geometry.num_axes
+    if axes == 1 or geometry.mixed_axes:
+        return spread_over_axes(inverse_frequencies(dim, theta, scaling, device, span), geometry)
+    sizes = [len(range(axis, dim // 2, axes)) for axis in range(axes)]
+    # those of the last axis may be one fewer
+    padded = [
+        nn.functional.pad(inverse_frequencies(2 * size, theta, scaling, device), (0, sizes[0] - size)) for size in sizes
+    ]
+    return spread_over_axes(torch.stack(padded, dim=-1).flatten()[: dim // 2], geometry)
+
+
+def spread_over_axes(frequencies: Tensor, geometry: Geometry) -> Tensor:
+    """Frequencies [M] as vectors [A, M], axial or mixed as in `axis_frequencies`; unchanged for one axis."""
+    axes, count = geometry.num_axes, frequencies.shape[-1]
+    if axes == 1:
+        return frequencies
+    if geometry.mixed_axes:
+        return frequencies * directions(count, axes, frequencies.device)
+    index = torch.arange(count, device=frequencies.device)
+    axis = torch.arange(axes, device=frequencies.device)
+    return frequencies * (index % axes == axis[:, None])
+
+
+def directions(count: int, axes: int, device: torch.device) -> Tensor:
+    """Unit vectors spread evenly over all directions: [A, count].
+
+    A low-discrepancy sequence (multiples of powers of the generalised golden ratio), mapped to a normal distribution.
+    """
+    ratio = 2.0
+    for _ in range(64):
+        ratio = (1 + ratio) ** (1 / (axes + 1))
+    dtype = position_dtype(device)
+    steps = torch.full((), 1 / ratio, device=device, dtype=dtype) ** torch.arange(1, axes + 1, device=device)
+    uniform = (0.5 + steps[:, None] * torch.arange(1, count + 1, device=device, dtype=dtype)) % 1
+    normal = torch.erfinv(2 * uniform - 1)
+    return normal / normal.norm(dim=0)
 
 
 def _yarn(plain: Tensor, head_dim: int, theta: float, scaling: Scaling) -> Tensor:

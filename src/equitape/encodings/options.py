@@ -17,6 +17,10 @@ class Geometry:
     """Distinct blocks; a looped model applies each of them `num_loops` times."""
     num_loops: int = 1
     max_positions: int = 2048
+    num_axes: int = 1
+    """Numbers in a position id: 1 for text, 2 for images (row, column), 3 for video (time, row, column)."""
+    mixed_axes: bool = False
+    """With several axes: whether every frequency turns with a direction across all axes, instead of with one axis."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,6 @@
 """Fields of phasors, complex numbers stored half-split in real tensors: make, multiply and rotate by them.
 
-Shapes: B batch, N tokens, H heads, G key-value heads, D head dimension, M = D / 2 frequencies.
+Shapes: B batch, N tokens, H heads, G key-value heads, D head dimension, M = D / 2 frequencies, A axes.
 """
 
 from typing import Any
@@ -14,7 +14,8 @@ from ..kernels import apply_rotary_backward
 def phasors(ids: Tensor, frequencies: Tensor, dtype: torch.dtype) -> Tensor:
     """exp(i theta_m p) as [cos | sin]: [B, G or 1, N, D] in `dtype`.
 
-    ids: [B, N], or [B, G, N] if positions differ by head; frequencies: [M], or [B, N, M].
+    ids: [B, N], or [B, G, N] if positions differ by head; frequencies: [M], or [B, N, M]. With several axes, ids are
+    [B, N, A] and frequencies [A, M].
     """
     trained = torch.is_grad_enabled() and ids.requires_grad
     if trained or (torch.compiler.is_compiling() and ids.shape[-1] > 1):
@@ -23,9 +24,17 @@ def phasors(ids: Tensor, frequencies: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _phasors(ids: Tensor, frequencies: Tensor, dtype: torch.dtype) -> Tensor:
-    per_head = ids if ids.dim() == 3 else ids[:, None]
-    angles = per_head[..., None].to(frequencies.dtype) * _per_head(frequencies)
+    if frequencies.dim() == 2:
+        angles = angles_on_axes(ids, frequencies)[:, None]
+    else:
+        per_head = ids if ids.dim() == 3 else ids[:, None]
+        angles = per_head[..., None].to(frequencies.dtype) * _per_head(frequencies)
     return torch.cat((angles.cos(), angles.sin()), dim=-1).to(dtype)
+
+
+def angles_on_axes(ids: Tensor, frequencies: Tensor) -> Tensor:
+    """ids [B, N, A] times frequencies [A, M]: [B, N, M]. Not a matrix product, which may round to TF32."""
+    return (ids[..., None].to(frequencies.dtype) * frequencies).sum(-2)
 
 
 def _per_head(frequencies: Tensor) -> Tensor:
@@ -44,7 +53,8 @@ def _opaque_phasors(ids: Tensor, frequencies: Tensor, dtype: torch.dtype) -> Ten
 
 @_opaque_phasors.register_fake
 def _(ids: Tensor, frequencies: Tensor, dtype: torch.dtype) -> Tensor:
-    shape = ids.shape if ids.dim() == 3 else (ids.shape[0], 1, ids.shape[1])
+    per_head = ids.dim() == 3 and frequencies.dim() != 2
+    shape = ids.shape if per_head else (ids.shape[0], 1, ids.shape[1])
     return ids.new_empty((*shape, 2 * frequencies.shape[-1]), dtype=dtype)
 
 
@@ -60,7 +70,10 @@ def _phasors_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, 
     frequencies, field = ctx.saved_tensors
     wide = torch.promote_types(field.dtype, torch.float32)
     (cos, sin), (of_cos, of_sin) = field.to(wide).chunk(2, dim=-1), gradient.to(wide).chunk(2, dim=-1)
-    turn = (cos * of_sin - sin * of_cos) * _per_head(frequencies).to(wide)
+    turn = cos * of_sin - sin * of_cos
+    if frequencies.dim() == 2:
+        return (turn.sum(1) @ frequencies.T.to(wide)).to(ctx.ids_dtype), None, None
+    turn = turn * _per_head(frequencies).to(wide)
     return turn.sum(-1).to(ctx.ids_dtype), None, None
 
 

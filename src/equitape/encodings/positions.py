@@ -13,7 +13,7 @@ class Positions(NamedTuple):
     """Ids and sequences of the tokens in one forward."""
 
     ids: Tensor
-    """[B, N] int64: the position of each token."""
+    """[B, N] int64: the position of each token; [B, N, A] with several axes, then also fractions."""
     segments: Tensor | None = None
     """[B, N] int64: the run of each token in a packed batch; None if each row is one sequence."""
     valid: Tensor | None = None

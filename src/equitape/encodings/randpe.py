@@ -23,7 +23,7 @@ class RandPEOptions(Options):
     """Also draw ids in evaluation; outputs are then random and a cache is not supported."""
 
     def check(self, geometry: Geometry) -> None:
-        check_rotary("randpe", self.theta, UNSCALED, geometry.head_dim)
+        check_rotary("randpe", self.theta, UNSCALED, geometry)
         if self.range is not None and self.range < 1:
             raise ValueError(f"Encoding 'randpe' has range {self.range}; it must be 1 or more.")
 

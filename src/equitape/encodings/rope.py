@@ -8,7 +8,7 @@ from torch import Tensor
 from .base import LayerEncoding, register_encoding
 from .clock import ClockOptions, clock_positions
 from .columns import ColumnsEncoding, ColumnsLayer
-from .frequencies import Scaling, check_rotary, inverse_frequencies, softmax_scale
+from .frequencies import Scaling, axis_frequencies, check_rotary, softmax_scale
 from .options import Geometry
 from .phasors import apply_rotary, phasors
 from .positions import Positions
@@ -22,7 +22,7 @@ class RoPEOptions(ClockOptions):
     scaling: Scaling = field(default_factory=Scaling)
 
     def check(self, geometry: Geometry) -> None:
-        check_rotary("rope", self.theta, self.scaling, geometry.head_dim)
+        check_rotary("rope", self.theta, self.scaling, geometry)
         self.check_decay("rope", geometry)
 
 
@@ -42,6 +42,7 @@ class RoPE(ColumnsEncoding):
     options_class = RoPEOptions
     options: RoPEOptions
     needs_even_head_dim = True
+    takes_axes = True
     has_field = True
 
     def __init__(self, options: RoPEOptions, geometry: Geometry):
@@ -67,8 +68,8 @@ class RoPE(ColumnsEncoding):
         return softmax_scale(self.options.scaling)
 
     def initial_state(self, positions: Positions, dtype: torch.dtype) -> Tensor:
-        frequencies = inverse_frequencies(
-            self.geometry.head_dim, self.options.theta, self.options.scaling, positions.ids.device, positions.span
+        frequencies = axis_frequencies(
+            self.geometry, self.options.theta, self.options.scaling, positions.ids.device, positions.span
         )
         return phasors(clock_positions(positions, frequencies.dtype), frequencies, dtype)
 

@@ -72,6 +72,7 @@ class T5(PositionalEncoding):
     options_class = T5Options
     options: T5Options
     adds_bias = True
+    needs_causal = True
 
     def __init__(self, options: T5Options, geometry: Geometry):
         super().__init__(options, geometry)

@@ -26,7 +26,7 @@ from ..registry import describe_choices
 from .base import LayerEncoding, register_encoding
 from .clock import ClockOptions, clock_positions
 from .columns import ColumnsEncoding, ColumnsLayer
-from .frequencies import Scaling, check_rotary, inverse_frequencies, position_dtype, softmax_scale
+from .frequencies import Scaling, axis_frequencies, check_rotary, position_dtype, softmax_scale, spread_over_axes
 from .options import Geometry
 from .phasors import apply_rotary, multiply, phasors
 from .positions import Positions
@@ -66,7 +66,7 @@ class TapeOptions(ClockOptions):
     """Initial standard deviation of W_a, W_2 and gamma, in units of 1 / sqrt(fan-in). Zero starts as RoPE."""
 
     def check(self, geometry: Geometry) -> None:
-        check_rotary("tape", self.theta, self.scaling, geometry.head_dim)
+        check_rotary("tape", self.theta, self.scaling, geometry)
         self.check_decay("tape", geometry)
         if self.init not in INITS:
             raise ValueError(f"Encoding 'tape' does not have init {self.init!r}.{describe_choices(self.init, INITS)}")
@@ -211,6 +211,7 @@ class Tape(ColumnsEncoding):
     options_class = TapeOptions
     options: TapeOptions
     needs_even_head_dim = True
+    takes_axes = True
     has_field = True
 
     def __init__(self, options: TapeOptions, geometry: Geometry):
@@ -229,10 +230,10 @@ class Tape(ColumnsEncoding):
         return [self.geometry.head_dim if index in blocks else 0 for index in range(self.geometry.num_layers)]
 
     def initial_state(self, positions: Positions, dtype: torch.dtype) -> Tensor:
-        dim, groups = self.geometry.head_dim, self.geometry.num_kv_heads
+        groups = self.geometry.num_kv_heads
         device = positions.ids.device
         if self.options.init == "rope":
-            frequencies = inverse_frequencies(dim, self.options.theta, self.options.scaling, device)
+            frequencies = axis_frequencies(self.geometry, self.options.theta, self.options.scaling, device)
             field = phasors(clock_positions(positions, frequencies.dtype), frequencies, dtype)
             return field.expand(-1, groups, -1, -1)
         frequencies, amplitudes = self._fourier(device)
@@ -240,10 +241,10 @@ class Tape(ColumnsEncoding):
         return multiply(waves.expand(-1, groups, -1, -1), amplitudes[None, :, None]).to(dtype)
 
     def _fourier(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Random frequencies [M] and complex amplitudes [G, D]."""
+        """Random frequencies [M], or [A, M] with several axes, and complex amplitudes [G, D]."""
         exact = position_dtype(device)
         frequencies, amplitudes = (torch.tensor(drawn, device=device, dtype=exact) for drawn in self.fourier_features)
-        return frequencies, amplitudes
+        return spread_over_axes(frequencies, self.geometry), amplitudes
 
     def layer(self, index: int) -> LayerEncoding:
         updates = index in updating_blocks(self.options.layers, self.geometry)

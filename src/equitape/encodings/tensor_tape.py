@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from ..registry import describe_choices
 from .base import LayerEncoding, PositionalEncoding, register_encoding
-from .frequencies import UNSCALED, check_rotary, inverse_frequencies, position_dtype
+from .frequencies import UNSCALED, axis_frequencies, check_rotary, position_dtype
 from .options import Geometry, Options
+from .phasors import angles_on_axes
 from .positions import Positions
 
 INITS = ("rope", "fourier")
@@ -48,7 +49,7 @@ class TensorTapeOptions(Options):
     init_scale: float = 0.0
 
     def check(self, geometry: Geometry) -> None:
-        check_rotary("tensor_tape", self.theta, UNSCALED, geometry.head_dim)
+        check_rotary("tensor_tape", self.theta, UNSCALED, geometry)
         if self.mixer_size is not None and self.mixer_size < 1:
             raise ValueError(f"Encoding 'tensor_tape' has mixer_size {self.mixer_size}; it must be 1 or more.")
         if self.init not in INITS:
@@ -61,6 +62,8 @@ class TensorTapeOptions(Options):
             )
         if self.channels < 1 or self.components < 1:
             raise ValueError("Encoding 'tensor_tape' needs channels and components of 1 or more.")
+        if geometry.num_axes > 1 and self.init != "rope":
+            raise ValueError("Encoding 'tensor_tape' with several axes starts only as RoPE; use init='rope'.")
         if geometry.head_dim % self.channels:
             raise ValueError(
                 f"Encoding 'tensor_tape' splits head_dim {geometry.head_dim} into blocks of channels={self.channels}, "
@@ -164,6 +167,7 @@ class TensorTape(PositionalEncoding):
     idea = "the paper's general L x R tensors; oracle and ablations"
     options_class = TensorTapeOptions
     options: TensorTapeOptions
+    takes_axes = True
 
     def __init__(self, options: TensorTapeOptions, geometry: Geometry):
         super().__init__(options, geometry)
@@ -182,8 +186,13 @@ class TensorTape(PositionalEncoding):
         device = positions.ids.device
         exact = position_dtype(device)
         if self.options.init == "rope":
-            frequencies = inverse_frequencies(self.geometry.head_dim, self.options.theta, UNSCALED, device)
-            angles = positions.ids[..., None].to(exact) * frequencies
+            frequencies = axis_frequencies(self.geometry, self.options.theta, UNSCALED, device)
+            several = self.geometry.num_axes > 1
+            angles = (
+                angles_on_axes(positions.ids, frequencies)
+                if several
+                else positions.ids[..., None].to(exact) * frequencies
+            )
             cos, sin = angles.cos(), angles.sin()
             tensors = torch.stack((torch.stack((cos, sin), -1), torch.stack((-sin, cos), -1)), -2)
         else:

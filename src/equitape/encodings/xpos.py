@@ -26,7 +26,7 @@ class XPosOptions(Options):
     gamma: float = 0.4
 
     def check(self, geometry: Geometry) -> None:
-        check_rotary("xpos", self.theta, UNSCALED, geometry.head_dim)
+        check_rotary("xpos", self.theta, UNSCALED, geometry)
         if self.scale_base <= 0 or self.gamma <= 0:
             raise ValueError("Encoding 'xpos' needs scale_base and gamma above 0.")
         steepest = -math.log2(self.gamma / (1 + self.gamma))
@@ -63,6 +63,7 @@ class XPos(PositionalEncoding):
     options: XPosOptions
     needs_even_head_dim = True
     needs_extent = True
+    needs_causal = True
 
     def initial_state(self, positions: Positions, dtype: torch.dtype) -> Tensor:
         options, dim = self.options, self.geometry.head_dim

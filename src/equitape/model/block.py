@@ -8,7 +8,9 @@ from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ..encodings import LayerEncoding, Positions
-from .attention import AttentionMask, EquitapeAttention, EquitapeRMSNorm
+from ..nn.core import AttentionMask
+from ..nn.norm import RMSNorm
+from .attention import EquitapeAttention
 from .configuration import EquitapeConfig
 
 
@@ -36,8 +38,8 @@ class EquitapeDecoderLayer(GradientCheckpointingLayer):
         super().__init__()
         self.self_attn = EquitapeAttention(config, layer_idx, encoding)
         self.mlp = EquitapeMLP(config)
-        self.input_layernorm = EquitapeRMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.post_attention_layernorm = EquitapeRMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def forward(
         self,

@@ -7,15 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 from transformers import Cache
-from transformers.masking_utils import (
-    ALL_MASK_ATTENTION_FUNCTIONS,
-    and_masks,
-    causal_mask_function,
-    create_causal_mask,
-    create_sliding_window_causal_mask,
-    packed_sequence_mask_function,
-    sliding_window_causal_mask_function,
-)
+from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 
 from ..encodings import PositionalEncoding, Positions
 from ..encodings.positions import (
@@ -30,15 +22,14 @@ from ..encodings.positions import (
     runs_from_restarts,
     sequence_extent,
 )
-from .attention import AttentionMask
+from ..nn.core import AttentionMask
+from ..nn.masks import MaskFunction, mask_function, materialise
 from .configuration import EquitapeConfig
 
 BLOCK_MASK_TOKENS = 512
 """Shorter rows are faster with a dense mask."""
 
 Mask = Tensor | BlockMask | dict[str, Any] | None
-MaskFunction = Callable[[Any, Any, Any, Any], Any]
-"""transformers' form of a mask: (batch, head, query index, key index) -> bool."""
 BuildMask = Callable[[MaskFunction | None], Tensor | BlockMask | None]
 """The mask of one layer type, narrowed by a further mask function; None if causal sdpa needs no mask: the further
 function is then up to the caller.
@@ -194,24 +185,10 @@ def _build_mask(
     plain = padding is None and positions.segments is None and not windowed
     if plain and may_skip and config._attn_implementation == "sdpa":
         return None
-    mask_function = sliding_window_causal_mask_function(window) if windowed else causal_mask_function
-    if positions.segments is not None:
-        own_sequence = packed_sequence_mask_function(positions.segments.expand(batch, -1))
-        mask_function = and_masks(mask_function, own_sequence)
-    if also is not None:
-        mask_function = and_masks(mask_function, also)
+    function = mask_function(positions, batch, window=window if windowed else None, also=also)
     blocks = may_skip and prefers_blocks(config, x)
-    return ALL_MASK_ATTENTION_FUNCTIONS["flex_attention" if blocks else config._attn_implementation](
-        batch_size=batch,
-        q_length=num_tokens,
-        kv_length=num_tokens,
-        mask_function=mask_function,
-        attention_mask=padding,
-        allow_is_causal_skip=False,
-        dtype=x.dtype,
-        config=config,
-        device=x.device,
-    )
+    implementation = "flex_attention" if blocks else config._attn_implementation
+    return materialise(implementation, function, x, num_tokens, padding, config)
 
 
 def prefers_blocks(config: EquitapeConfig, x: Tensor) -> bool:

@@ -19,8 +19,10 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from ..encodings import LayerEncoding, PositionalEncoding, build_encoding
 from ..encodings.base import ENCODINGS
+from ..nn.core import last_cached_key
+from ..nn.norm import RMSNorm
 from . import checks
-from .attention import EquitapeAttention, EquitapeRMSNorm, last_cached_key
+from .attention import EquitapeAttention
 from .block import EquitapeDecoderLayer
 from .configuration import EquitapeConfig
 from .masks import AttentionHook, build_masks, build_positions
@@ -110,7 +112,7 @@ class EquitapeModel(EquitapePreTrainedModel):
         self.layers = nn.ModuleList(
             [EquitapeDecoderLayer(config, index, self.encoding.layer(index)) for index in range(geometry.num_layers)]
         )
-        self.norm = EquitapeRMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.gradient_checkpointing = False
         self.post_init()
 

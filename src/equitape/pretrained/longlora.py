@@ -16,8 +16,9 @@ from torch.nn.attention.flex_attention import BlockMask
 
 from ..encodings.base import ENCODINGS
 from ..model import EquitapeConfig
-from ..model.attention import AttentionMask, PlainAttention
-from ..model.masks import BuildMask, MaskFunction
+from ..model.masks import BuildMask
+from ..nn.core import AttentionMask, PlainAttention
+from ..nn.masks import MaskFunction
 
 Heads = tuple[Tensor, Tensor, Tensor]
 """Query [B, H, N, D], key [B, G, N, D] and value [B, G, N, E]."""

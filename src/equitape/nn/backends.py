@@ -52,9 +52,15 @@ def eager_attention(
 
 
 def cuda_attention(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, scaling: float
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    dropout: float,
+    scaling: float,
+    is_causal: bool = True,
 ) -> Tensor:
-    """scaled_dot_product_attention with kernels tried in order of speed: [B, N, H, E].
+    """scaled_dot_product_attention with kernels tried in order of speed: [B, N, H, E]. is_causal: without a mask.
 
     transformers' wrapper repeats keys and values for every query head if their widths differ. Under torch.compile, the
     kernel is chosen when the graph is traced.
@@ -62,7 +68,7 @@ def cuda_attention(
     num_tokens, num_keys = query.shape[2], key.shape[2]
     # plain bools: under torch.compile with dynamic sizes, comparisons are symbolic
     causal = grouped = drops = False
-    if mask is None and num_tokens > 1:
+    if is_causal and mask is None and num_tokens > 1:
         causal = True
     if causal and num_keys > num_tokens:
         # the first call with an empty static cache: the rest is not filled yet

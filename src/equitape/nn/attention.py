@@ -1,0 +1,302 @@
+"""Attention as a plain module: `y, state = attention(x, state)`.
+
+Shapes: B batch, N tokens, K keys, H query heads, G key-value heads, D head dimension, C hidden size, A axes.
+"""
+
+from collections.abc import Callable
+from typing import Any, NotRequired, Unpack
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask
+from transformers import Cache
+
+from ..encodings import Positions
+from ..encodings.frequencies import Scaling
+from ..encodings.positions import key_ids
+from .core import Attended, AttentionCore, AttentionMask, Context
+from .ids import locate
+from .layer import Encoding, Pieces, Sizes, encoding_for_layer
+from .masks import behind, mask_function, materialise
+
+IMPLEMENTATIONS = ("sdpa", "eager", "flex_attention")
+
+
+class TupleCache:
+    """A plain tuple (key, value), or () before the first call, as a cache of one layer."""
+
+    def __init__(self, held: tuple[Tensor, ...]):
+        if len(held) not in (0, 2):
+            raise ValueError(f"cache is a tuple of {len(held)}; it must be (), or the (key, value) of the last call.")
+        self.held = held
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Number of cached tokens."""
+        return self.held[0].shape[2] if self.held else 0
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
+        """Append keys [B, G, N, D] and values [B, G, N, E]."""
+        if self.held:
+            key_states = torch.cat((self.held[0], key_states), dim=2)
+            value_states = torch.cat((self.held[1], value_states), dim=2)
+        self.held = (key_states, value_states)
+        return key_states, value_states
+
+
+class LayerOptions(Sizes):
+    """Keywords of every attention layer."""
+
+    layer: NotRequired[int]
+    """Index of the layer. Default: 0."""
+    num_layers: NotRequired[int]
+    """Layers of the model: the last one does not update the state. Default: there is a next layer."""
+    causal: NotRequired[bool]
+    """Whether tokens attend only to earlier ones. Default: True."""
+    window: NotRequired[int]
+    """Attend to the last `window` tokens only; without causality, to those fewer than `window` away, along every axis.
+    Default: to all."""
+    bias: NotRequired[bool]
+    """Biases of the q, k and v projections. Default: False."""
+    output_bias: NotRequired[bool]
+    """Bias of the o projection. Default: `bias`."""
+    qk_norm: NotRequired[bool]
+    """RMS norm on every query and key head. Default: False."""
+    dropout: NotRequired[float]
+    """Fraction of attention weights dropped in training. Default: 0."""
+    implementation: NotRequired[str]
+    """"sdpa", "eager" or "flex_attention". Default: "sdpa"."""
+
+
+class Attention(Pieces, AttentionCore):
+    """Grouped-query attention with a positional encoding.
+
+    The state is None for the first layer, which then makes it from the positions; every further layer gets the state
+    that the layer before it returned.
+    """
+
+    def __init__(self, hidden_size: int, num_heads: int, encoding: Encoding = "rope", **options: Unpack[LayerOptions]):
+        known = dict(options)
+        layer, num_layers = known.pop("layer", 0), known.pop("num_layers", None)
+        causal, window = known.pop("causal", True), known.pop("window", None)
+        implementation = known.pop("implementation", "sdpa")
+        weights = {name: known.pop(name) for name in ("bias", "output_bias", "qk_norm", "dropout") if name in known}
+        unknown = sorted(set(known) - set(Sizes.__annotations__))
+        if unknown:
+            raise TypeError(
+                f"Attention has no option {unknown[0]!r}; it has {', '.join(LayerOptions.__annotations__)}."
+            )
+        whole = encoding_for_layer(encoding, hidden_size, num_heads, layer, num_layers, known)  # type: ignore[arg-type]
+        if implementation not in IMPLEMENTATIONS or implementation not in whole.backends:
+            able = ", ".join(repr(name) for name in IMPLEMENTATIONS if name in whole.backends)
+            raise ValueError(f"Encoding {whole.kind!r} has no implementation {implementation!r}; use one of {able}.")
+        if whole.needs_causal and not causal:
+            raise ValueError(
+                f"Encoding {whole.kind!r} with these options needs causal attention; use causal=True, or 'rope' or "
+                f"'tape' without decay."
+            )
+        if window is not None and window < 1:
+            raise ValueError(f"window is {window}; it must be 1 or more.")
+        geometry = whole.geometry
+        super().__init__(
+            whole.layer(layer),
+            hidden_size=hidden_size,
+            num_heads=num_heads,
+            num_kv_heads=geometry.num_kv_heads,
+            head_dim=geometry.head_dim,
+            **{"output_bias": weights.get("bias", False), **weights},
+        )
+        self._whole = (whole,)
+        self.layer = layer
+        self.is_causal = self.causal = causal
+        self.window = window
+        self.implementation = implementation
+
+    def forward(
+        self,
+        x: Tensor,
+        state: Tensor | None = None,
+        *,
+        positions: Tensor | Positions | None = None,
+        segment_ids: Tensor | None = None,
+        padding_mask: Tensor | None = None,
+        mask: Tensor | BlockMask | None = None,
+        context: Tensor | None = None,
+        context_state: Tensor | None = None,
+        context_positions: Tensor | Positions | None = None,
+        cache: Cache | tuple[Tensor, ...] | None = None,
+        features: Callable[[Tensor], Tensor] | None = None,
+    ) -> Any:
+        """Returns the output [B, N, C] and the state for the next layer; with a tuple as cache, also the new tuple.
+
+        positions: ids [N] or [B, N] ([N, A] or [B, N, A] with several axes), or what `locate` returns. Default: counted
+            from 0, after the cached tokens.
+        segment_ids: [N] or [B, N], equal for the tokens of a packed sequence, which see only each other.
+        padding_mask: [B, N], 1 for tokens and 0 for padding.
+        mask: used instead of all masks from above, causality and window: boolean (True attends) or additive
+            [N, K], [B, 1, N, K] or [B, H, N, K], or a FlexAttention BlockMask.
+        context: [B, K, C], another sequence to attend to, with its state and positions (default for these: made as for
+            x). Nothing but `mask` and the padding of context_positions hides its tokens.
+        cache: transformers' Cache, or () and then the tuple that the last call returned.
+        features: makes what the update reads, [B, N, C], from the output. Default: the output over its root mean
+            square. `lambda y: norm(x + y)` with the norm after attention is what the equitape decoder has.
+        """
+        self._check_input("x", x)
+        holder = TupleCache(cache) if isinstance(cache, tuple) else cache
+        past = self._past_length(holder, context)
+        located = self._locate(x, positions, segment_ids, padding_mask, past)
+        state, located = self._start(state, located, x)
+        other = None
+        if context is not None:
+            self._check_input("context", context)
+            there = self._locate(context, context_positions)
+            context_state, there = self._start(context_state, there, context)
+            other = Context(context, context_state, there)
+        allowed = self._mask(x, located, mask, past, other)
+        scaling = self.head_dim**-0.5 * self.model_encoding.score_scale
+        found = self.attend(x, state, located, allowed, scaling, holder, self.layer, other)  # type: ignore[arg-type]
+        state = self.update(found.state, found.carried, self._features(found, features))
+        return (found.output, state, holder.held) if isinstance(holder, TupleCache) else (found.output, state)
+
+    def _features(self, found: Attended, features: Callable[[Tensor], Tensor] | None) -> Tensor:
+        if features is not None:
+            return features(found.output)
+        return nn.functional.rms_norm(found.output, found.output.shape[-1:]) if self.updates_state else found.output
+
+    def _check_input(self, name: str, x: Tensor) -> None:
+        if x.dim() != 3 or x.shape[-1] != self.geometry.hidden_size:
+            raise ValueError(f"{name} has shape {list(x.shape)}; it must be [B, N, {self.geometry.hidden_size}].")
+
+    def _past_length(self, cache: Any, context: Tensor | None) -> int:
+        if cache is None:
+            return 0
+        refusal = self.model_encoding.cache_refusal
+        if refusal is not None or self.model_encoding.keeps_sums:
+            reason = refusal or "it continues running sums, which only the equitape decoder does"
+            raise ValueError(f"Encoding {self.model_encoding.kind!r} cannot use a cache here: {reason}.")
+        if context is not None:
+            raise ValueError("A cache is for attention of a sequence to itself; pass either cache or context.")
+        if not self.causal:
+            raise ValueError("A cache needs causal attention: without it, a new token changes earlier states.")
+        return int(cache.get_seq_length(self.layer))
+
+    def _locate(
+        self,
+        x: Tensor,
+        positions: Tensor | Positions | None,
+        segment_ids: Tensor | None = None,
+        padding_mask: Tensor | None = None,
+        past: int = 0,
+    ) -> Positions:
+        if not isinstance(positions, Positions):
+            return locate(
+                self.model_encoding, x, positions, segment_ids=segment_ids, padding_mask=padding_mask, past_length=past
+            )
+        if segment_ids is not None or padding_mask is not None:
+            raise ValueError("Pass segment_ids and padding_mask to equitape.nn.locate, which made these positions.")
+        return positions
+
+    def _start(self, state: Tensor | None, positions: Positions, x: Tensor) -> tuple[Tensor | None, Positions]:
+        """The given state, or the initial one."""
+        if state is None and not (self.layer > 0 and self.updates_state):
+            positions = self.model_encoding("map_ids", positions, x, None)
+            state = self.initial_state(positions, x.dtype)
+        self.check_state(state, x.shape[0], x.shape[1])
+        return state, positions
+
+    def _mask(
+        self, x: Tensor, positions: Positions, given: Tensor | BlockMask | None, past: int, context: Context | None
+    ) -> AttentionMask:
+        num_keys = past + x.shape[1] if context is None else context.hidden.shape[1]
+        biased = self.model_encoding.adds_bias
+        if biased and context is not None:
+            raise ValueError(f"Encoding {self.model_encoding.kind!r} biases scores and does not support a context.")
+        ids = key_ids(positions.ids, past, 0, num_keys, None) if biased else None
+        if given is not None:
+            return AttentionMask(self._check_mask(given, x, num_keys), ids)
+        padding = positions.valid if context is None else context.positions.valid
+        if past and padding is not None:
+            raise ValueError("Pass a mask instead of padding_mask with a cache: cached padding is not known here.")
+        causal, window = (self.causal, self.window) if context is None else (False, None)
+        if past and x.shape[1] == 1 and not biased and window is None:
+            causal = False
+        hides = padding is not None or window is not None or (context is None and positions.segments is not None)
+        if not hides and not biased and self.implementation != "flex_attention":
+            if not causal:
+                return AttentionMask(causal=False)
+            if self.implementation == "sdpa" and not past:
+                return AttentionMask()
+        own = positions if context is None else positions._replace(segments=None)
+        function = mask_function(own, x.shape[0], causal=causal, window=window)
+        if past:
+            function = behind(function, past)
+        return AttentionMask(materialise(self.implementation, function, x, num_keys, padding), ids)
+
+    def _check_mask(self, mask: Tensor | BlockMask, x: Tensor, num_keys: int) -> Tensor | BlockMask:
+        if isinstance(mask, BlockMask):
+            if "flex_attention" not in self.model_encoding.backends:
+                raise ValueError(f"Encoding {self.model_encoding.kind!r} takes no BlockMask; pass a dense mask.")
+            sizes = tuple(int(size) for size in mask.seq_lengths)
+            if sizes != (x.shape[1], num_keys):
+                raise ValueError(f"The BlockMask is for {sizes} queries and keys; there are {(x.shape[1], num_keys)}.")
+            return mask
+        full = mask[None, None] if mask.dim() == 2 else mask
+        heads = (1, self.geometry.num_heads)
+        if (
+            full.dim() != 4
+            or full.shape[0] not in (1, x.shape[0])
+            or full.shape[1] not in heads
+            or (list(full.shape[2:]) != [x.shape[1], num_keys])
+        ):
+            raise ValueError(
+                f"mask has shape {list(mask.shape)}; it must be [{x.shape[1]}, {num_keys}] or [B, 1 or {heads[1]}, "
+                f"{x.shape[1]}, {num_keys}]."
+            )
+        return full
+
+
+class RotaryAttention(Attention):
+    """Attention with RoPE, axial or mixed with several axes."""
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int,
+        *,
+        theta: float = 10000.0,
+        scaling: Scaling | None = None,
+        **options: Unpack[LayerOptions],
+    ):
+        chosen = {"kind": "rope", "theta": theta, **({} if scaling is None else {"scaling": scaling.to_dict()})}
+        super().__init__(hidden_size, num_heads, chosen, **options)
+
+
+class TapeAttention(Attention):
+    """Attention with TAPE: a field of phasors that each layer updates by attention and content. It starts as RoPE.
+
+    mixer_size, move, normalize, complex_mixing: as in the options of the encoding
+    (docs/reference/encodings/tape.md).
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int,
+        *,
+        theta: float = 10000.0,
+        scaling: Scaling | None = None,
+        mixer_size: int | None = None,
+        move: bool = False,
+        normalize: bool = False,
+        complex_mixing: bool = False,
+        **options: Unpack[LayerOptions],
+    ):
+        chosen = {
+            "kind": "tape",
+            "theta": theta,
+            "mixer_size": mixer_size,
+            "move": move,
+            "normalize": normalize,
+            "complex_mixing": complex_mixing,
+            **({} if scaling is None else {"scaling": scaling.to_dict()}),
+        }
+        super().__init__(hidden_size, num_heads, chosen, **options)

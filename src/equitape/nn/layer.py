@@ -1,0 +1,220 @@
+"""One layer's part of an encoding with the pieces of attention around it, for people with their own attention call.
+
+Shapes: B batch, N tokens, K keys, H query heads, G key-value heads, D head dimension, E extra value columns, C hidden
+size, A axes.
+"""
+
+from typing import Any, TypedDict, Unpack
+
+import torch
+from torch import Tensor, nn
+
+from ..encodings import Geometry, LayerEncoding, PositionalEncoding, Positions, build_encoding, parse_encoding
+from . import core
+
+Encoding = str | dict[str, Any] | PositionalEncoding
+"""A kind such as "tape", a kind with options such as {"kind": "tape", "mixer_size": 16}, or an encoding that several
+layers share, from `make_encoding`.
+"""
+
+
+class Sizes(TypedDict, total=False):
+    """Sizes that a layer and an encoding need besides hidden_size and num_heads."""
+
+    num_kv_heads: int
+    """Default: num_heads."""
+    head_dim: int
+    """Default: hidden_size / num_heads."""
+    num_axes: int
+    """Numbers in a position id: 1 for text, 2 for images. Default: 1."""
+    mixed_axes: bool
+    """Frequencies that turn with a direction across all axes instead of with one axis. Default: False."""
+    max_positions: int
+    """Tokens of the longest row, for encodings that depend on it. Default: 2048."""
+
+
+def make_encoding(
+    encoding: str | dict[str, Any], hidden_size: int, num_heads: int, num_layers: int, **sizes: Unpack[Sizes]
+) -> PositionalEncoding:
+    """An encoding for all layers of a model: `encoding.layer(i)` has the weights of layer i."""
+    geometry = make_geometry(hidden_size, num_heads, num_layers, sizes)
+    return build_encoding(parse_encoding(encoding, geometry), geometry)
+
+
+def make_geometry(hidden_size: int, num_heads: int, num_layers: int, sizes: Sizes) -> Geometry:
+    """Check sizes and fill in defaults."""
+    for name, number in {"hidden_size": hidden_size, "num_heads": num_heads, **sizes}.items():
+        if name != "mixed_axes" and (not isinstance(number, int) or number < 1):
+            raise ValueError(f"{name} is {number!r}; it must be a whole number of 1 or more.")
+    if "head_dim" not in sizes and hidden_size % num_heads:
+        raise ValueError(
+            f"hidden_size {hidden_size} is not a multiple of num_heads {num_heads}; change one of them or set head_dim."
+        )
+    num_kv_heads = sizes.get("num_kv_heads", num_heads)
+    if num_heads % num_kv_heads:
+        raise ValueError(
+            f"num_heads {num_heads} is not a multiple of num_kv_heads {num_kv_heads}; all key-value heads must serve "
+            f"equally many query heads."
+        )
+    return Geometry(
+        hidden_size=hidden_size,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=sizes.get("head_dim", hidden_size // num_heads),
+        num_layers=num_layers,
+        num_axes=sizes.get("num_axes", 1),
+        mixed_axes=sizes.get("mixed_axes", False),
+        max_positions=sizes.get("max_positions", 2048),
+    )
+
+
+def encoding_for_layer(
+    encoding: Encoding, hidden_size: int, num_heads: int, layer: int, num_layers: int | None, sizes: Sizes
+) -> PositionalEncoding:
+    """The encoding of a layer: a shared one if its sizes agree, or a new one from its kind.
+
+    A new one has no weights outside its layers: each layer would have its own copy, and most would never be trained.
+    """
+    if isinstance(encoding, PositionalEncoding):
+        own = encoding.geometry
+        given = {"hidden_size": hidden_size, "num_heads": num_heads, **sizes}
+        wrong = [f"{name} {number}" for name, number in given.items() if getattr(own, name) != number]
+        if wrong:
+            raise ValueError(f"The layer has {', '.join(wrong)}, but its encoding was made for {own}; make them equal.")
+        count = own.num_layers
+    else:
+        # nothing is known of the next layer: assume that there is one
+        count = layer + 2 if num_layers is None else num_layers
+        encoding = make_encoding(encoding, hidden_size, num_heads, count, **sizes)
+        adds_to_embeddings = type(encoding).embed is not PositionalEncoding.embed
+        if adds_to_embeddings or next(encoding.parameters(), None) is not None:
+            what = "adds to the embeddings" if adds_to_embeddings else "has weights that all layers share"
+            raise ValueError(
+                f"Encoding {encoding.kind!r} {what}: make it once with equitape.nn.make_encoding and pass it to all "
+                f"layers."
+            )
+    if not 0 <= layer < count:
+        raise ValueError(f"layer is {layer}; the model has layers 0 to {count - 1}.")
+    if getattr(encoding, "has_clock", False):
+        raise ValueError("A clock reads the embeddings, which an attention layer does not have; set clock to false.")
+    return encoding
+
+
+class Pieces:
+    """The steps around an attention call; each is a method with a check of its input."""
+
+    encoding: LayerEncoding
+    layer: int
+    _whole: tuple[PositionalEncoding]
+
+    @property
+    def model_encoding(self) -> PositionalEncoding:
+        """The encoding that this layer is part of. Not a submodule: layers may share it."""
+        return self._whole[0]
+
+    @property
+    def geometry(self) -> Geometry:
+        return self.model_encoding.geometry
+
+    @property
+    def updates_state(self) -> bool:
+        """Whether the next layer gets another state than this one."""
+        return type(self.encoding).update is not LayerEncoding.update
+
+    def initial_state(self, positions: Positions | Tensor, dtype: torch.dtype | None = None) -> Tensor | None:
+        """The state of the first layer: for TAPE and RoPE phasors [B or 1, G or 1, N, D]; None if there is none.
+
+        positions: ids [B, N] ([B, N, A] with several axes), or what `locate` returns. Default dtype: torch's default.
+        """
+        located = positions if isinstance(positions, Positions) else Positions(positions)
+        expected = 3 if self.geometry.num_axes > 1 else 2
+        if located.ids.dim() != expected or (expected == 3 and located.ids.shape[-1] != self.geometry.num_axes):
+            shape = "[B, N]" if expected == 2 else f"[B, N, {self.geometry.num_axes}]"
+            raise ValueError(f"The ids have shape {list(located.ids.shape)}; they must be {shape}.")
+        return self.model_encoding("initial_state", located, dtype or torch.get_default_dtype())
+
+    def apply_rotary(self, query: Tensor, key: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Rotate queries [B, H, N, D] and keys [B, G, N, D] by the state."""
+        for name, heads, count in (
+            ("query", query, self.geometry.num_heads),
+            ("key", key, self.geometry.num_kv_heads),
+        ):
+            if heads.dim() != 4 or heads.shape[1] != count or heads.shape[3] != self.geometry.head_dim:
+                raise ValueError(
+                    f"{name} has shape {list(heads.shape)}; it must be [B, {count}, N, {self.geometry.head_dim}]."
+                )
+        self.check_state(state, query.shape[0], query.shape[2])
+        return self.encoding("rotate", query, key, state)
+
+    def widen(self, value: Tensor, state: Tensor | None) -> Tensor:
+        """Append what attention must average to the value: [B, G, N, D] -> [B, G, N, D + E]."""
+        return core.widen(value, self.encoding("extra_values", state))
+
+    def split(self, output: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The attention of a widened value, [..., D + E]: output [..., D] and what was carried [..., E], or None."""
+        if output.shape[-1] == self.geometry.head_dim:
+            return output, None
+        return core.split(output, self.geometry.head_dim)
+
+    def update(self, state: Tensor | None, carried: Tensor | None, features: Tensor) -> Tensor | None:
+        """The state of the next layer.
+
+        carried: [B, H, N, E], the attention average of the state; features: [B, N, C], what the gates read.
+        """
+        if features.dim() != 3 or features.shape[-1] != self.geometry.hidden_size:
+            raise ValueError(
+                f"features has shape {list(features.shape)}; it must be [B, N, {self.geometry.hidden_size}]."
+            )
+        if carried is None and self.model_encoding.value_columns[self.layer]:
+            raise ValueError(
+                "The update needs what attention carried: widen the value before attention, then split it."
+            )
+        return self.encoding("update", state, carried, features, features)
+
+    def check_state(self, state: Tensor | None, batch: int, num_tokens: int) -> None:
+        """Raise ValueError for a state that cannot be of this layer."""
+        if not self.model_encoding.has_field:
+            return
+        groups, dim = self.geometry.num_kv_heads, self.geometry.head_dim
+        expected = f"[{batch}, {groups}, {num_tokens}, {dim}]"
+        if state is None:
+            raise ValueError(f"Layer {self.layer} got no state; pass the one that the layer before it returned.")
+        shape = list(state.shape)
+        if len(shape) == 4 and shape[0] in (1, batch) and shape[1] in (1, groups) and shape[2:] == [num_tokens, dim]:
+            return
+        raise ValueError(
+            f"The state has shape {shape}, but this layer expects {expected}; pass the state that the layer before it "
+            f"returned for the same tokens, not one of another model."
+        )
+
+
+class PositionalLayer(Pieces, nn.Module):
+    """An encoding's part in one layer, without projections: its weights, and the steps around your attention call.
+
+    Call it through the methods `initial_state`, `apply_rotary`, `widen`, `split` and `update`.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int,
+        encoding: Encoding = "tape",
+        *,
+        layer: int = 0,
+        num_layers: int | None = None,
+        **sizes: Unpack[Sizes],
+    ):
+        super().__init__()
+        whole = encoding_for_layer(encoding, hidden_size, num_heads, layer, num_layers, sizes)
+        if any(whole.key_columns) or whole.adds_bias or whole.needs_causal:
+            raise ValueError(
+                f"Encoding {whole.kind!r} also changes scores, which these pieces do not; use equitape.nn.Attention."
+            )
+        self._whole = (whole,)
+        self.layer = layer
+        self.encoding = whole.layer(layer)
+
+    @property
+    def scale(self) -> float:
+        """The softmax scale of your attention call."""
+        return self.geometry.head_dim**-0.5 * self.model_encoding.score_scale
