@@ -74,18 +74,24 @@ class Attention(Pieces, AttentionCore):
     that the layer before it returned.
     """
 
-    def __init__(self, hidden_size: int, num_heads: int, encoding: Encoding = "rope", **options: Unpack[LayerOptions]):
-        known = dict(options)
-        layer, num_layers = known.pop("layer", 0), known.pop("num_layers", None)
-        causal, window = known.pop("causal", True), known.pop("window", None)
-        implementation = known.pop("implementation", "sdpa")
-        weights = {name: known.pop(name) for name in ("bias", "output_bias", "qk_norm", "dropout") if name in known}
-        unknown = sorted(set(known) - set(Sizes.__annotations__))
-        if unknown:
-            raise TypeError(
-                f"Attention has no option {unknown[0]!r}; it has {', '.join(LayerOptions.__annotations__)}."
-            )
-        whole = encoding_for_layer(encoding, hidden_size, num_heads, layer, num_layers, known)  # type: ignore[arg-type]
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int,
+        encoding: Encoding = "rope",
+        *,
+        layer: int = 0,
+        num_layers: int | None = None,
+        causal: bool = True,
+        window: int | None = None,
+        bias: bool = False,
+        output_bias: bool | None = None,
+        qk_norm: bool = False,
+        dropout: float = 0.0,
+        implementation: str = "sdpa",
+        **sizes: Unpack[Sizes],
+    ):
+        whole = encoding_for_layer(encoding, hidden_size, num_heads, layer, num_layers, sizes)
         if implementation not in IMPLEMENTATIONS or implementation not in whole.backends:
             able = ", ".join(repr(name) for name in IMPLEMENTATIONS if name in whole.backends)
             raise ValueError(f"Encoding {whole.kind!r} has no implementation {implementation!r}; use one of {able}.")
@@ -103,7 +109,10 @@ class Attention(Pieces, AttentionCore):
             num_heads=num_heads,
             num_kv_heads=geometry.num_kv_heads,
             head_dim=geometry.head_dim,
-            **{"output_bias": weights.get("bias", False), **weights},
+            bias=bias,
+            output_bias=bias if output_bias is None else output_bias,
+            qk_norm=qk_norm,
+            dropout=dropout,
         )
         self._whole = (whole,)
         self.layer = layer
@@ -153,7 +162,7 @@ class Attention(Pieces, AttentionCore):
             other = Context(context, context_state, there)
         allowed = self._mask(x, located, mask, past, other)
         scaling = self.head_dim**-0.5 * self.model_encoding.score_scale
-        found = self.attend(x, state, located, allowed, scaling, holder, self.layer, other)  # type: ignore[arg-type]
+        found = self.attend(x, state, located, allowed, scaling, holder, self.layer, other)
         state = self.update(found.state, found.carried, self._features(found, features))
         return (found.output, state, holder.held) if isinstance(holder, TupleCache) else (found.output, state)
 
@@ -208,8 +217,11 @@ class Attention(Pieces, AttentionCore):
     ) -> AttentionMask:
         num_keys = past + x.shape[1] if context is None else context.hidden.shape[1]
         biased = self.model_encoding.adds_bias
-        if biased and context is not None:
-            raise ValueError(f"Encoding {self.model_encoding.kind!r} biases scores and does not support a context.")
+        if context is not None and self.model_encoding.needs_causal:
+            raise ValueError(
+                f"Encoding {self.model_encoding.kind!r} with these options needs causal attention and cannot attend to "
+                f"a context; use 'rope' or 'tape' without decay."
+            )
         ids = key_ids(positions.ids, past, 0, num_keys, None) if biased else None
         if given is not None:
             return AttentionMask(self._check_mask(given, x, num_keys), ids)

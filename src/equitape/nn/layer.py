@@ -41,8 +41,16 @@ def make_encoding(
     return build_encoding(parse_encoding(encoding, geometry), geometry)
 
 
+def refuse_unknown(sizes: Sizes) -> None:
+    """Raise TypeError for a keyword that is not a size."""
+    unknown = sorted(set(sizes) - set(Sizes.__annotations__))
+    if unknown:
+        raise TypeError(f"There is no option {unknown[0]!r}; sizes are {', '.join(Sizes.__annotations__)}.")
+
+
 def make_geometry(hidden_size: int, num_heads: int, num_layers: int, sizes: Sizes) -> Geometry:
     """Check sizes and fill in defaults."""
+    refuse_unknown(sizes)
     for name, number in {"hidden_size": hidden_size, "num_heads": num_heads, **sizes}.items():
         if name != "mixed_axes" and (not isinstance(number, int) or number < 1):
             raise ValueError(f"{name} is {number!r}; it must be a whole number of 1 or more.")
@@ -76,6 +84,7 @@ def encoding_for_layer(
     A new one has no weights outside its layers: each layer would have its own copy, and most would never be trained.
     """
     if isinstance(encoding, PositionalEncoding):
+        refuse_unknown(sizes)
         own = encoding.geometry
         given = {"hidden_size": hidden_size, "num_heads": num_heads, **sizes}
         wrong = [f"{name} {number}" for name, number in given.items() if getattr(own, name) != number]
