@@ -120,7 +120,8 @@ def test_the_result_loads(room, done):
 def test_rows_are_short_and_ids_jump(done):
     out, extension = done
     train = json.loads((out / "training" / "run.json").read_text())["train"]
-    assert train["jumps"] == {"rate": 2 / 32, "size": 20.0, "shape": "log", "stretch": 1, "after": []}
+    expected = {"rate": 2 / 32, "size": 19.0, "total": 19.0, "shape": "uniform", "stretch": 1, "after": []}
+    assert train["jumps"] == expected
     assert extension.training["run"]["tokens"] == 6 * 2 * CONTEXT
     assert extension.training["adapt"]["theta"] == pytest.approx(10000 * 20 ** (8 / 6))
 
@@ -200,7 +201,7 @@ def test_comparators_share_the_tables(room, tmp_path):
         for name in ("lora-plain", "tape")
     }
     assert "jumps" not in runs["lora-plain"]["train"]
-    assert runs["tape"]["train"]["jumps"]["size"] == 4.0
+    assert runs["tape"]["train"]["jumps"]["size"] == 3.0
     assert not (tmp_path / "out" / "yarn" / "training").exists()
     table = (tmp_path / "out" / "report.md").read_text()
     assert "|  | original | extended | yarn | lora-plain | tape |" in table
@@ -240,6 +241,16 @@ def test_every_comparator_by_one_name():
     assert "tape" not in list_comparators(ExtendSettings(to=64, compare=("all",), method="tape"))
     with pytest.raises(ValueError, match=r"There is no comparator 'drop'\. Did you mean 'drope'"):
         ExtendSettings(to=64, compare=("drop",))
+
+
+def test_facts_and_memory_on_request(room, tmp_path):
+    extension = extend(room, tmp_path / "out", to=640, steps=1, row_length=160, recall=0.5, memory=1e-6, samples=1)
+    chosen = {choice["name"]: choice for choice in extension.plan}
+    assert chosen["planted facts"]["value"] == "in 50 % of the rows"
+    assert "1 at a time, activations recomputed" in chosen["rows"]["value"]
+    assert "is more than" in chosen["rows"]["reason"]
+    run = json.loads((tmp_path / "out" / "training" / "run.json").read_text())
+    assert run["recall"] == 0.5
 
 
 def test_lengths_of_needles_and_of_text(room, tmp_path):

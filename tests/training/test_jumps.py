@@ -47,6 +47,13 @@ def test_jumps_only_after_given_tokens():
     assert torch.equal(jumps > 0, allowed)
 
 
+def test_the_jumps_of_a_row_have_a_limit_together():
+    free = draw_jumps(Jumps(rate=0.2, size=1.0), 0, NUMBERS, TOKENS)
+    limited = draw_jumps(Jumps(rate=0.2, size=1.0, total=3.0), 0, NUMBERS, TOKENS)
+    assert (free.sum(1) > 150).any()
+    assert torch.equal(limited.cumsum(1), free.cumsum(1).clamp(max=150))
+
+
 def test_stretch_is_one_step_for_a_row():
     jumps = draw_jumps(Jumps(rate=0.0, stretch=3), 0, NUMBERS, TOKENS)
     assert (jumps[:, 0] == 0).all()

@@ -25,6 +25,7 @@ from rich.console import Console
 
 from ..data.overlap import Overlap, describe_overlap, find_overlap
 from ..data.packing import PackedDataset, collate_rows
+from ..data.recall import RecallRows
 from ..data.text import find_files, short_names
 from ..data.tokens import TokenStore, build_tokens
 from ..model import EquitapeForCausalLM
@@ -116,10 +117,11 @@ def _finetune(
         if processes.is_main_process:
             write_json(out / BEFORE, before)
 
+    given = RecallRows(rows, tokenizer, settings.recall, settings.train.seed) if settings.recall > 0 else rows
     with only_trained_in_checkpoints(model):
         result = fit(
             model,
-            rows,
+            given,
             settings.train,
             out,
             collate=collate_rows,
@@ -229,6 +231,7 @@ def describe_run(adaptation: Adaptation, settings: FinetuneSettings, rows: Packe
         "base": adaptation.base,
         "data": {"digest": rows.store.facts.digest, **asdict(rows.report)},
         "train": train,
+        "recall": settings.recall or None,
     }
     return json.loads(json.dumps(plain(content)))
 
@@ -273,6 +276,7 @@ def describe_results(
             "data": ", ".join(short_names(settings.data)),
             "documents": str(rows.report),
             "tokens in a row": rows.length,
+            **({"share of rows with planted facts": settings.recall} if settings.recall else {}),
             "data_digest": rows.store.facts.digest,
             "steps": result.steps,
             "tokens": result.tokens,

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from ..pretrained.settings import AdaptSettings
 from ..settings import Ge, Settings
-from ..training.settings import TrainSettings
+from ..training.settings import Share, TrainSettings
 
 RATE_OF_ALL, RATE_OF_TAPE, RATE_OF_FEW = 2e-5, 2e-3, 1e-3
 """Learning rates if all weights train, if only TAPE's update trains, and for all other methods.
@@ -51,6 +51,8 @@ class FinetuneSettings(Settings):
     """Skip documents shorter than this."""
     whole_rows: bool = False
     """Train only on rows that are one piece of one document. Otherwise, the ends of documents share rows."""
+    recall: Share = 0.0
+    """Fraction of the rows in which facts are planted and asked for at the end, to train finding things far back."""
     tokenizer: str | None = None
     """Folder of the tokenizer. Default: the base's."""
     cache: str | None = None

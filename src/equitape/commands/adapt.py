@@ -52,7 +52,7 @@ TRAINING = OptionsOf(
 DATA = OptionsOf(
     cls=FinetuneSettings,
     panel="Training",
-    only=("data", "tokenizer", "row_length", "min_tokens", "whole_rows", "cache"),
+    only=("data", "tokenizer", "row_length", "min_tokens", "whole_rows", "recall", "cache"),
 )
 METHOD = OptionsOf(cls=AdaptSettings, panel="Method", names={"lora_targets": "lora-target"})
 EVALUATION = OptionsOf(

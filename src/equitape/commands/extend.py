@@ -13,7 +13,10 @@ if TYPE_CHECKING:
     from ..extend.run import Prepared
     from ..runs.extension import Extension
 
-PLAN = ("to", "method", "scaling", "theta", "row_length", "batch_size", "jumps", "learning_rate", "seed")
+PLAN = (
+    "to", "method", "scaling", "theta", "row_length", "batch_size", "jumps", "recall", "learning_rate", "memory",
+    "seed",
+)  # fmt: skip
 BUDGET = ("minutes", "tokens", "steps")
 PROOF = (
     "eval_data", "eval_lengths", "needle_lengths", "text_lengths", "samples", "windows", "batch_tokens", "tolerance",

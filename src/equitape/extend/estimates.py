@@ -37,16 +37,20 @@ class Device:
         return 2 if self.kind == "cuda" else 4
 
 
-def usable_bytes(device: Device) -> float:
-    """Memory that training may take."""
+def usable_bytes(device: Device, given: float | None = None) -> float:
+    """Memory that training may take. given: in GiB, instead of a share of the device's."""
+    if given is not None:
+        return given * 2**30
     return MEMORY_SHARE.get(device.kind, 0.5) * device.memory
 
 
 def fit_memory(
-    config: EquitapeConfig, device: Device, trained: int, row_length: int, batch_size: int
+    config: EquitapeConfig, device: Device, trained: int, row_length: int, batch_size: int, room: float
 ) -> tuple[int, bool, float]:
-    """(micro-batches, whether to recompute activations, estimated bytes): the fastest way that fits, else the least."""
-    room = usable_bytes(device)
+    """(micro-batches, whether to recompute activations, estimated bytes): the fastest way that fits, else the least.
+
+    room: bytes that training may take.
+    """
     ways = [
         (count, checkpointing)
         for checkpointing in (False, True)

@@ -15,10 +15,11 @@ POLICY: dict[str, Any] = {
     "method": "theta+lora",
     "row_length": 4096,  # at most, and never above the base's context
     "jumps_per_row": 2,
-    "jump_shape": "log",
+    "jump_shape": "uniform",
     "batch_size": 8,
     "steps": 300,  # at most
     "passes": 4,  # over the text, at most
+    "recall": 0.0,
 }
 """What is chosen where the settings leave it open. It follows docs/results and will change with them."""
 
@@ -55,6 +56,7 @@ class Plan:
     adapt: AdaptSettings
     train: TrainSettings
     row_length: int
+    recall: float
     short: tuple[int, ...]
     lengths: tuple[int, ...]
     """Long lengths of prompts."""
@@ -99,6 +101,7 @@ def make_plan(config: EquitapeConfig, settings: ExtendSettings, text: Text, devi
         adapt=adapt,
         train=train,
         row_length=row_length,
+        recall=choose_recall(settings),
         short=tuple(length for length in SHORT if length <= context) or tuple({max(context // 2, 1), context}),
         lengths=lengths,
         needle_lengths=tuple(sorted(set(settings.needle_lengths))) or lengths,
@@ -117,6 +120,11 @@ def make_plan(config: EquitapeConfig, settings: ExtendSettings, text: Text, devi
 def choose_row_length(config: EquitapeConfig, settings: ExtendSettings) -> int:
     """Tokens of a training row."""
     return settings.row_length or min(config.context, POLICY["row_length"])
+
+
+def choose_recall(settings: ExtendSettings) -> float:
+    """Fraction of the rows with planted facts."""
+    return POLICY["recall"] if settings.recall is None else settings.recall
 
 
 def ntk_theta(config: EquitapeConfig, to: int) -> float:
@@ -184,11 +192,13 @@ def choose_training(
         else settings.jumps
         or Jumps(
             rate=min(POLICY["jumps_per_row"] / row_length, 1.0),
-            size=settings.to / row_length,
+            size=settings.to / row_length - 1,
+            total=settings.to / row_length - 1,
             shape=POLICY["jump_shape"],
         )
     )
-    accumulation, checkpointing, memory = fit_memory(config, device, trained, row_length, batch_size)
+    room = usable_bytes(device, settings.memory)
+    accumulation, checkpointing, memory = fit_memory(config, device, trained, row_length, batch_size, room)
     given = {
         **train_defaults(adapt),
         **budget,
@@ -202,7 +212,6 @@ def choose_training(
     train = TrainSettings.parse(given, "extend")
     few = "few weights train" if not adapt.effects.everything else "all weights train"
     shown = f"{batch_size // accumulation} at a time{', activations recomputed' if checkpointing else ''}"
-    room = usable_bytes(device)
     fits = "fits into" if memory <= room else "is more than"
     choices = [
         Choice(
@@ -218,8 +227,8 @@ def choose_training(
             if adapt.method in WITHOUT_IDS
             else "You set them."
             if settings.jumps is not None
-            else f"About {POLICY['jumps_per_row']} jumps per row, small ones more often, show the short rows all "
-            f"distances of the new context.",
+            else f"About {POLICY['jumps_per_row']} jumps per row show the short rows all distances of the new context, "
+            f"and none beyond it.",
         ),
         Choice(
             name="learning rate",
@@ -234,6 +243,15 @@ def choose_training(
             reason=why_budget,
         ),
     ]
+    recall = choose_recall(settings)
+    if recall:
+        choices.append(
+            Choice(
+                name="planted facts",
+                value=f"in {100 * recall:g} % of the rows",
+                reason="Asked for at the end of the row, they train finding things far back.",
+            )
+        )
     steps = budget.get("steps") or round(budget.get("tokens", 0) / (row_length * batch_size))
     seconds = (
         60 * settings.minutes

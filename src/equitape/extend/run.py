@@ -44,7 +44,7 @@ from ..tasks.evaluated_model import EvaluatedModel
 from ..tasks.perplexity_by_length import name_sources
 from ..training.settings import TrainSettings
 from .estimates import Device
-from .plan import Plan, Text, choose_row_length, comparator_settings, list_comparators, make_plan
+from .plan import Plan, Text, choose_recall, choose_row_length, comparator_settings, list_comparators, make_plan
 from .proof import Reports, agree, judge, measure, proof_tasks
 from .settings import UNTRAINED, ExtendSettings
 
@@ -149,6 +149,7 @@ def course_of(settings: ExtendSettings, train: TrainSettings, row_length: int, s
         data=settings.data,
         train=train,
         row_length=row_length,
+        recall=choose_recall(settings),
         tokenizer=settings.tokenizer,
         evaluation=EvalSettings(data={name: source}, lengths=(scored,), windows=SCORED_WINDOWS),
     )

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from ..pretrained.settings import MethodName
 from ..registry import describe_choices
 from ..settings import Ge, Gt, Settings
-from ..training.settings import Count, Jumps, Seed
+from ..training.settings import Count, Jumps, Seed, Share
 
 UNTRAINED = ("yarn", "linear")
 """Comparators that only scale positions."""
@@ -45,8 +45,12 @@ class ExtendSettings(Settings):
     """Rows per optimizer step. Default: 8."""
     jumps: Jumps | None = None
     """How ids jump ahead while training, for example rate=0.001; rate=0 turns jumps off. Default: from the plan."""
+    recall: Share | None = None
+    """Fraction of the rows in which facts are planted and asked for at the end. Default: from the plan."""
     learning_rate: Annotated[float, Gt(0)] | None = None
-    """The highest learning rate. Default: 2e-5 where all weights train, else 2e-4."""
+    """The highest learning rate. Default: that of adapt for the method."""
+    memory: Annotated[float, Gt(0)] | None = None
+    """GiB that training may take. Default: 80 % of a GPU's memory, half of the machine's on a CPU."""
     scaling: Literal["linear", "yarn"] | None = None
     """Interpolate positions instead of raising theta. Default: from the plan."""
     theta: Annotated[float, Gt(1)] | None = None

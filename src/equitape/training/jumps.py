@@ -8,6 +8,7 @@ processes nor an interruption changes them. The model counts ids itself, also in
 jumps (`position_jumps` of its forward).
 """
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -51,5 +52,8 @@ def draw_jumps(settings: Jumps, seed: int, numbers: Sequence[int], tokens: Tenso
             follows = np.zeros(num_tokens, dtype=bool)
             follows[1:] = np.isin(tokens[row, :-1].numpy(), settings.after)
             jumps[row] *= follows
+        if settings.total is not None:
+            reached = np.minimum(np.cumsum(jumps[row]), math.floor(settings.total * num_tokens))
+            jumps[row] = np.diff(reached, prepend=0)
         jumps[row, 1:] += step
     return torch.from_numpy(jumps)

@@ -30,6 +30,9 @@ class Jumps(Settings):
     after: tuple[Annotated[int, Ge(0)], ...] = ()
     """Token ids, for example [10, 12], after which jumps may occur. Default: after any token."""
 
+    total: Annotated[float, Gt(0)] | None = None
+    """Largest sum of the jumps of a row, in multiples of the training row length. Default: no limit."""
+
     def largest(self, num_tokens: int) -> int:
         """The largest jump in rows of `length` tokens."""
         return max(1, math.floor(self.size * num_tokens))
