@@ -299,7 +299,9 @@ def test_decays_that_mean_nothing_are_refused(options, message):
         build("rope", options, head_dim=4)
 
 
-@pytest.mark.parametrize("case", ["tape2", "fox", "rope-clock", "tape-inside", "rope"])
+@pytest.mark.parametrize(
+    "case", ["tape2", "fox", "rope-clock", "tape-inside", "rope", "tensor_tape-l1r4", "tensor_tape-l4r1"]
+)
 def test_configurations_know_the_width_of_cached_keys(case):
     model = build(case)
     past = model(draw_tokens(1, 5), use_cache=True).past_key_values

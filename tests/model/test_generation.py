@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from cases import CASES, VOCAB, build, draw_tokens
+from cases import CASES, build, draw_tokens
 
 KINDS = [case for case in CASES if case not in ("rope-dynamic", "randpe-sampled")]
 NEW = 6
@@ -118,23 +118,3 @@ def test_compiled_static_decoding_does_not_recompile():
                 token, attention_mask=mask, position_ids=torch.tensor([[position]]), past_key_values=cache
             ).logits
     assert len(graphs) == 1
-
-
-@pytest.mark.parametrize("case", KINDS)
-def test_paged_caches_are_refused(case):
-    """Continuous batching would return wrong tokens: it caches by another way than the model's masks and ids expect."""
-    with pytest.raises(ValueError, match="cannot use a paged cache"):
-        build(case)(draw_tokens(1, 8), cache=object())
-
-
-def test_continuous_batching_is_refused():
-    model = build("tape", dtype=torch.float32)
-    model.generation_config.update(max_new_tokens=4, do_sample=False, eos_token_id=VOCAB, pad_token_id=0)
-    outputs = model.generate_batch([[5, 6, 7], [8, 9]], progress_bar=False)
-    assert all(output.error and "cannot use a paged cache" in output.error for output in outputs.values())
-
-
-def test_paged_implementations_are_refused():
-    for name in ("paged|eager", "paged|sdpa"):
-        with pytest.raises(ValueError, match=r"'paged.* does not support encoding 'rope'"):
-            build("rope").set_attn_implementation(name)

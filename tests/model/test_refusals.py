@@ -79,4 +79,10 @@ def test_a_saved_model_says_what_it_needs(tmp_path):
     assert "contains custom code" in untrusted.stderr
     absent = load_elsewhere(tmp_path, "absent")
     assert absent.returncode != 0
-    assert "equitape" in absent.stderr.splitlines()[-1]
+    assert "needs the Python package equitape; run: pip install equitape" in absent.stderr.splitlines()[-1]
+
+
+def test_gguf_files_are_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"cannot be saved as '.*model.gguf': no architecture of llama.cpp passes"):
+        make("tape").save_pretrained(tmp_path / "model.gguf")
+    assert not list(tmp_path.iterdir())

@@ -86,6 +86,9 @@ class HookedModule(nn.Module, metaclass=InitialisedType):
 class LayerEncoding(HookedModule):
     """The part of an encoding inside one block."""
 
+    keeps_sums: bool = False
+    """Whether cached keys of this block hold running sums, from which a cached sequence continues."""
+
     def rotate(self, query: Tensor, key: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
         """Apply positions to query [B, H, N, D] and key [B, G, N, D]; the returned key is cached."""
         return query, key
@@ -202,7 +205,7 @@ class PositionalEncoding(HookedModule):
 
     @property
     def key_columns(self) -> list[int]:
-        """Number of columns that each block adds to queries and keys."""
+        """Number of columns that each block adds to queries and keys; negative where it makes them narrower."""
         return [0] * self.geometry.num_layers
 
     def map_ids(self, positions: Positions, embeddings: Tensor, last_key: Tensor | None) -> Positions:

@@ -44,6 +44,7 @@ class ColumnsLayer(LayerEncoding):
         super().__init__()
         self.num_heads, self.num_kv_heads = geometry.num_heads, geometry.num_kv_heads
         self.keeps_clock = keeps_clock
+        self.keeps_sums = keeps_clock or options.decay == "gate"
         self.inside = options.decay_inside
         self.num_columns = count_columns(options, keeps_clock)
         self.decay = Decay(options, geometry) if options.decay != "none" else None

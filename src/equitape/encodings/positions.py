@@ -23,7 +23,8 @@ class Positions(NamedTuple):
     span: Tensor | None = None
     """[B, N or 1] int64: number of ids that the token's sequence covers in this call."""
     last_key: Tensor | None = None
-    """[B or 1] int64: index among all tokens of the last cached one that is not padding; -1 for none."""
+    """[B or 1] int64: index among all tokens of the last cached one that is not padding; -1 for none. In a row of
+    several sequences with a cache: of each sequence."""
     drift: Tensor | None = None
     """[B, G, N]: what a clock has added to the ids."""
 

@@ -20,8 +20,8 @@ COLUMN_UNIT = 64.0
 def running_sum(increments: Tensor, positions: Positions, previous: Tensor | None) -> Tensor:
     """Sums over all tokens up to each one: [B, G, N] in float32.
 
-    Padding adds nothing, every packed sequence starts at zero, and a cached sequence continues from `previous` [B, G],
-    the sum at the last cached token.
+    Padding adds nothing, every packed sequence starts at zero, and a cached sequence continues from `previous`,
+    the sum at the last cached token of the row, [B, G], or of each token's sequence, [B, G, N].
     """
     wide = increments.to(torch.promote_types(increments.dtype, torch.float32))
     if positions.valid is not None:
@@ -32,7 +32,9 @@ def running_sum(increments: Tensor, positions: Positions, previous: Tensor | Non
         index = torch.arange(runs.shape[-1], device=runs.device)
         first = torch.where(run_starts(runs), index, 0).cummax(-1).values[:, None].expand_as(total)
         total = total - (total - wide).gather(-1, first)
-    return total if previous is None else total + previous[..., None]
+    if previous is None:
+        return total
+    return total + (previous if previous.dim() == 3 else previous[..., None])
 
 
 def split_parts(numbers: Tensor, dtype: torch.dtype) -> Tensor:

@@ -182,6 +182,12 @@ class TensorTape(PositionalEncoding):
         width = self.geometry.head_dim * self.options.components if self.options.attention_update else 0
         return [width if self._updates(index) else 0 for index in range(self.geometry.num_layers)]
 
+    @property
+    def key_columns(self) -> list[int]:
+        # a rotated key has M * R numbers
+        width = self.geometry.head_dim // self.options.channels * self.options.components
+        return [width - self.geometry.head_dim] * self.geometry.num_layers
+
     def initial_state(self, positions: Positions, dtype: torch.dtype) -> Tensor:
         device = positions.ids.device
         exact = position_dtype(device)

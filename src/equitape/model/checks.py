@@ -1,8 +1,5 @@
 """Checks of inputs and checkpoints: one-sentence errors before any work."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from torch import Tensor
 from transformers import Cache
 from transformers.cache_utils import DynamicLayer, StaticLayer
@@ -145,12 +142,16 @@ def holds_plain_keys(past: Cache) -> bool:
     )
 
 
-def check_paged_cache(kwargs: Mapping[str, Any]) -> None:
-    """Continuous batching passes its cache as `cache`, which this decoder does not support."""
-    if kwargs.get("cache") is not None:
+def check_paged_cache(encoding: PositionalEncoding, implementation: str | None) -> None:
+    """Raise ValueError if continuous batching (`generate_batch`) cannot use this encoding or attention."""
+    if encoding.cache_refusal is not None:
         raise ValueError(
-            "Equitape models cannot use a paged cache (continuous batching, generate_batch); use model.generate with a "
-            "padded batch."
+            f"Encoding {encoding.kind!r} cannot use continuous batching (generate_batch): {encoding.cache_refusal}."
+        )
+    if implementation not in ("eager", "sdpa"):
+        raise ValueError(
+            f"Continuous batching (generate_batch) needs attention 'sdpa' or 'eager', not {implementation!r}; call "
+            f"model.set_attn_implementation('sdpa')."
         )
 
 
@@ -162,6 +163,15 @@ def check_backend(encoding_kind: str, backends: tuple[str, ...], requested: str 
         raise ValueError(
             f"Attention implementation {requested!r} does not support encoding {encoding_kind!r}; use one of "
             f"{', '.join(repr(name) for name in backends)}."
+        )
+
+
+def check_target(path: object) -> None:
+    """Raise ValueError for a GGUF file as the place to save a model."""
+    if str(path).endswith(".gguf"):
+        raise ValueError(
+            f"Equitape models cannot be saved as {str(path)!r}: no architecture of llama.cpp passes a positional "
+            f"state from block to block. Give a folder, and serve it with vLLM, generate_batch or generate."
         )
 
 

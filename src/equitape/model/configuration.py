@@ -18,7 +18,14 @@ After `import equitape`, transformers loads the model as any other. Without that
 file (trust_remote_code=True), which does nothing but import the package.
 """
 
-from equitape import EquitapeConfig, EquitapeForCausalLM, EquitapeModel
+try:
+    from equitape import EquitapeConfig, EquitapeForCausalLM, EquitapeModel
+except ModuleNotFoundError as error:
+    if error.name != "equitape":
+        raise
+    raise ModuleNotFoundError(
+        "This model needs the Python package equitape; run: pip install equitape", name="equitape"
+    ) from None
 '''
 AUTO_MAP = {
     "AutoConfig": "equitape_model.EquitapeConfig",

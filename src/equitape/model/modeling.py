@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache, GenerationMixin, PreTrainedModel
+from transformers.generation.continuous_batching.continuous_api import ContinuousMixin
 from transformers.modeling_layers import (
     GenericForQuestionAnswering,
     GenericForSequenceClassification,
@@ -26,6 +27,7 @@ from .attention import EquitapeAttention
 from .block import EquitapeDecoderLayer
 from .configuration import EquitapeConfig
 from .masks import AttentionHook, build_masks, build_positions
+from .paged import PagedCache, PagedModel
 
 
 @dataclass
@@ -94,6 +96,11 @@ class EquitapePreTrainedModel(PreTrainedModel):
             checks.check_loading(sorted(info["missing_keys"]), sorted(info["unexpected_keys"]), required)
         return model
 
+    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> Any:
+        """transformers' save_pretrained, which refuses GGUF files."""
+        checks.check_target(save_directory)
+        return super().save_pretrained(save_directory, *args, **kwargs)
+
 
 class EquitapeModel(EquitapePreTrainedModel):
     """Embeddings, blocks and the final norm."""
@@ -143,7 +150,6 @@ class EquitapeModel(EquitapePreTrainedModel):
         """
         if output_position_states is None:
             output_position_states = self.config.output_position_states
-        checks.check_paged_cache(kwargs)
         checks.check_tokens(input_ids, inputs_embeds)
         if input_ids is not None and isinstance(self.embed_tokens, nn.Embedding):
             checks.check_vocabulary(input_ids, self.embed_tokens.num_embeddings)
@@ -151,25 +157,33 @@ class EquitapeModel(EquitapePreTrainedModel):
         checks.check_position_ids(position_ids, x)
         checks.check_segments(segment_ids, x, past_key_values)
         checks.check_jumps(position_jumps, x, past_key_values)
-        checks.check_mask(attention_mask, x, past_key_values, segment_ids is not None)
-        checks.check_cache(self.encoding, past_key_values)
-        checks.check_cache_width(self.encoding, past_key_values)
-
-        positions = build_positions(
-            self.encoding, x, attention_mask, position_ids, segment_ids, past_key_values, position_jumps
-        )
-        may_cache = positions.segments is None and self.encoding.cache_refusal is None
-        hook = self.training_attention if self.training else None
-        masks = build_masks(self.config, self.encoding, x, attention_mask, positions, past_key_values, hook)
-        if use_cache and past_key_values is None and may_cache:
-            past_key_values = DynamicCache(config=self.config)
-        last_key = last_cached_key(past_key_values, 0, positions)
+        assert self.config.head_dim is not None
+        scaling = self.config.head_dim**-0.5 * self.encoding.score_scale
+        paged = kwargs.pop("cache", None)
+        if paged is not None:
+            assert position_ids is not None
+            checks.check_paged_cache(self.encoding, self.config._attn_implementation)
+            past: Any = PagedCache(paged, kwargs, self.config)
+            positions = past.positions(self.encoding, position_ids.long())
+            masks = past.masks(self.encoding, positions.ids, x.dtype, scaling)
+        else:
+            checks.check_mask(attention_mask, x, past_key_values, segment_ids is not None)
+            checks.check_cache(self.encoding, past_key_values)
+            checks.check_cache_width(self.encoding, past_key_values)
+            positions = build_positions(
+                self.encoding, x, attention_mask, position_ids, segment_ids, past_key_values, position_jumps
+            )
+            may_cache = positions.segments is None and self.encoding.cache_refusal is None
+            hook = self.training_attention if self.training else None
+            masks = build_masks(self.config, self.encoding, x, attention_mask, positions, past_key_values, hook)
+            if use_cache and past_key_values is None and may_cache:
+                past_key_values = DynamicCache(config=self.config)
+            past = past_key_values
+        last_key = last_cached_key(past, 0, positions)
         positions = self.encoding("map_ids", positions, x, last_key)
         x = self.encoding("embed", x, positions)
         state = self.encoding("initial_state", positions, x.dtype)
 
-        assert self.config.head_dim is not None
-        scaling = self.config.head_dim**-0.5 * self.encoding.score_scale
         layer_types = self.config.layer_types
         inputs, states = x, []
         for index in range(self.config.num_hidden_layers):
@@ -184,7 +198,7 @@ class EquitapeModel(EquitapePreTrainedModel):
                 positions=positions,
                 attention_mask=masks[layer_types[index]],
                 scaling=scaling,
-                past_key_values=past_key_values,
+                past_key_values=past,
                 cache_layer=index,
                 **kwargs,
             )
@@ -213,6 +227,11 @@ class EquitapeForCausalLM(EquitapePreTrainedModel, GenerationMixin):
         self.vocab_size = config.vocab_size
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
+
+    def init_continuous_batching(self, *args: Any, **kwargs: Any) -> Any:
+        """Serve many requests at once from a paged cache: the start of `generate_batch`."""
+        checks.check_paged_cache(self.model.encoding.eval(), self.config._attn_implementation)
+        return ContinuousMixin.init_continuous_batching(PagedModel(self), *args, **kwargs)
 
     @can_return_tuple
     def forward(

@@ -110,6 +110,37 @@ def cuda_attention(
         return attend(value)
 
 
+def varlen_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    ends: tuple[Tensor, Tensor],
+    longest: tuple[int, int],
+    scaling: float,
+    window: int | None,
+) -> Tensor:
+    """Causal flash attention over packed sequences of different lengths, in half precision on CUDA: [1, N, H, E].
+
+    ends: int32, where the sequences of queries and keys end, after a 0; longest: their largest lengths. The last tokens
+    of a sequence of keys are its queries. The kernel takes values as wide as keys, so wider ones go in parts.
+    """
+    width = key.shape[-1]
+    packed_query, packed_key = query[0].transpose(0, 1), key[0].transpose(0, 1)
+    parts = [
+        torch.ops.aten._flash_attention_forward(
+            packed_query, packed_key, part, *ends, *longest, 0.0, True, False,
+            scale=scaling, window_size_left=None if window is None else window - 1, window_size_right=0,
+        )[0]
+        for part in equal_parts(value[0].transpose(0, 1), width)
+    ]  # fmt: skip
+    return torch.cat(parts, dim=-1)[None, ..., : value.shape[-1]]
+
+
+def equal_parts(x: Tensor, width: int) -> tuple[Tensor, ...]:
+    """Columns [..., E] in parts of one width, the last padded with zeros."""
+    return nn.functional.pad(x, (0, -x.shape[-1] % width)).split(width, dim=-1)
+
+
 @torch.compiler.assume_constant_result
 def warn_of_slow_kernel(*kind: Any) -> None:
     """`warn_once`, which torch.compile calls while tracing instead of tracing it."""

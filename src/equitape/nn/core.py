@@ -5,7 +5,7 @@ size.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +38,14 @@ class KeyValueCache(Protocol):
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
         """Add keys and values of new tokens; returns those of all tokens."""
+
+
+@runtime_checkable
+class SequenceCache(Protocol):
+    """A cache whose rows hold several sequences, and which reads the last key of each."""
+
+    def last_key(self, layer: int) -> Tensor | None:
+        """The last cached key of each token's sequence, [B, G, N, D + E], zeros for none; None if none is cached."""
 
 
 class Context(NamedTuple):
@@ -183,8 +191,15 @@ class AttentionCore(nn.Module):
 
 
 def last_cached_key(past: Any, cache_layer: int, positions: Positions) -> Tensor | None:
-    """The last cached non-padding key, [B, G, D + E], zeros for none; None if not needed."""
-    if past is None or positions.last_key is None or cache_layer >= len(past.layers):
+    """The last cached non-padding key, [B, G, D + E], zeros for none; None if not needed.
+
+    A cache of several sequences per row returns that of each token's sequence, [B, G, N, D + E].
+    """
+    if past is None or positions.last_key is None:
+        return None
+    if isinstance(past, SequenceCache):
+        return past.last_key(cache_layer)
+    if cache_layer >= len(past.layers):
         return None
     keys = past.layers[cache_layer].keys
     if keys is None or not keys.numel():
