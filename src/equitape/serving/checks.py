@@ -1,0 +1,45 @@
+"""What vLLM can serve: one-sentence errors before any weight is read."""
+
+from ..encodings import PositionalEncoding
+from ..model import EquitapeConfig
+
+
+def check_served(
+    config: EquitapeConfig,
+    encoding: PositionalEncoding,
+    tensor_parallel: int = 1,
+    pipeline_parallel: int = 1,
+    cache_dtype: str = "auto",
+) -> None:
+    """Raise ValueError for a model or a layout that vLLM cannot serve with the answers of `generate`."""
+    kind = encoding.kind
+    if encoding.adds_bias:
+        raise ValueError(
+            f"vLLM cannot serve encoding {kind!r}: its attention takes no bias on the scores; use generate_batch."
+        )
+    if encoding.cache_refusal is not None:
+        raise ValueError(f"vLLM cannot serve encoding {kind!r}: {encoding.cache_refusal}.")
+    if config.hidden_act != "silu":
+        raise ValueError(f"vLLM serves models with hidden_act 'silu', not {config.hidden_act!r}; use generate_batch.")
+    assert config.num_key_value_heads is not None
+    for name, heads in (("query", config.num_attention_heads), ("key-value", config.num_key_value_heads)):
+        if heads % tensor_parallel and (name == "query" or tensor_parallel % heads):
+            raise ValueError(
+                f"Tensor parallel size {tensor_parallel} does not divide the model's {heads} {name} heads; use one of "
+                f"{', '.join(str(size) for size in range(1, heads + 1) if heads % size == 0)}."
+            )
+    if pipeline_parallel > 1 and config.num_loops > 1:
+        raise ValueError(
+            f"A model with num_loops {config.num_loops} runs all blocks several times, so it cannot be split into "
+            f"pipeline stages; use tensor parallelism."
+        )
+    if cache_dtype.startswith(("fp8", "int", "nvfp")) and keeps_numbers_in_keys(encoding):
+        raise ValueError(
+            f"Encoding {kind!r} keeps exact numbers in cached keys, which a cache in {cache_dtype!r} would round; "
+            f"use kv_cache_dtype 'auto'."
+        )
+
+
+def keeps_numbers_in_keys(encoding: PositionalEncoding) -> bool:
+    """Whether a decay or a clock stores positions or running sums in cached keys."""
+    return any(getattr(encoding.layer(index), "num_columns", 0) for index in range(encoding.geometry.num_layers))
