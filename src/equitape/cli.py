@@ -17,7 +17,7 @@ from .commands.extend import extend
 from .commands.generate import chat, generate
 from .commands.inspect import inspect
 from .commands.listing import encodings, tasks
-from .commands.options import RecipeCommand, one_sentence
+from .commands.options import RecipeCommand, in_one_sentence, one_sentence
 from .commands.recipes import recipes
 from .commands.report import report
 from .commands.train import train
@@ -77,7 +77,7 @@ def main(
 
 
 for taking in (train, compare):
-    app.command(cls=RecipeCommand)(taking)
-app.command("eval")(evaluate)
+    app.command(cls=RecipeCommand)(in_one_sentence(taking))
+app.command("eval")(in_one_sentence(evaluate))
 for command in (report, demo, extend, adapt, generate, chat, inspect, check, bench, recipes, encodings, tasks, data):
-    app.command()(command)
+    app.command()(in_one_sentence(command))

@@ -60,6 +60,8 @@ class Registry(Generic[T]):
         return entry
 
     def __contains__(self, name: object) -> bool:
+        if not isinstance(name, str):
+            return False
         if name not in self._entries:
             load_plugins()
         return name in self._entries

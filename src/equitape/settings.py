@@ -237,7 +237,7 @@ def _describe_kind(kind: Any, finite: bool) -> str:
     if origin is Literal:
         choices = [repr(part) if isinstance(part, str) else str(part).lower() for part in parts]
         return choices[0] if len(choices) == 1 else f"one of {', '.join(choices)}"
-    if kind is tuple or origin is tuple:
+    if kind is tuple or origin in (tuple, list):
         listed = _describe_list(parts, finite)
         filled = any(isinstance(limit, Len) for limit in limits)
         return listed.replace("a list", "a list that is not empty", 1) if filled else listed
@@ -255,7 +255,7 @@ def _describe_list(parts: tuple[Any, ...], finite: bool) -> str:
     if not of or of[0] is Any:
         return "a list, for example [1, 2]"
     inner = _describe_kind(of[0], finite)
-    if parts[-1] is not ...:
+    if parts[-1] is not ... and len(of) > 1:
         return f"a list of {len(of)}, each {inner}"
     return f"a list, for example [{'1, 2' if int in kinds(of[0]) or float in kinds(of[0]) else 'a, b'}], each {inner}"
 

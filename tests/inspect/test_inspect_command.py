@@ -149,7 +149,7 @@ def test_inspect_refuses_a_file_for_a_folder_before_it_loads(tmp_path):
     for out in ("file", "file/within"):
         result = run("inspect", tmp_path / "no-model", "--ids", "1 2 3", "--out", tmp_path / out)
         assert result.exit_code == 2
-        assert "is a file; give a folder." in flat(result)
+        assert "is a file; choose a directory." in flat(result)
     assert (tmp_path / "file").read_text() == "kept"
 
 

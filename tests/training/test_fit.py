@@ -4,6 +4,7 @@ import io
 import itertools
 import math
 import multiprocessing
+import pickle
 import shutil
 import time
 from functools import partial
@@ -84,7 +85,17 @@ def test_killed_from_outside_again_and_again(whole, tmp_path):
     assert same(whole, tmp_path)
 
 
-@pytest.mark.parametrize("damage", ["cut short", "changed", "a file missing", "no manifest", "manifest cut short"])
+MANIFESTS = [
+    "null",
+    "[]",
+    '{"files": {',
+    '{"files": {}, "progress": {}}',
+    '{"files": [], "progress": {}}',
+    "[" * 200_000,
+]
+
+
+@pytest.mark.parametrize("damage", ["cut short", "changed", "a file missing", "no manifest", *MANIFESTS])
 def test_damaged_checkpoint_is_ignored(damage, whole, tmp_path):
     run_dir = tmp_path / "run"
     shutil.copytree(whole, run_dir)
@@ -101,7 +112,7 @@ def test_damaged_checkpoint_is_ignored(damage, whole, tmp_path):
     elif damage == "no manifest":
         (newest / checkpoints.MANIFEST).unlink()
     else:
-        (newest / checkpoints.MANIFEST).write_text('{"files": {')
+        (newest / checkpoints.MANIFEST).write_text(damage)
     half_written = run_dir / checkpoints.SAVING / "checkpoint-23"
     half_written.mkdir(parents=True)
     assert checkpoints.step_of(checkpoints.newest(run_dir)) == 20
@@ -109,6 +120,20 @@ def test_damaged_checkpoint_is_ignored(damage, whole, tmp_path):
     run(run_dir, resume=True, **EVERYTHING)
     assert same(whole, run_dir)
     assert checkpoints.is_complete(newest)
+
+
+@pytest.mark.parametrize("name", ["rng_state.pth", "optimizer.pt", "trainer_state.json"])
+def test_checkpoint_that_has_its_checksums_but_cannot_be_read(name, whole, tmp_path):
+    run_dir = tmp_path / "run"
+    shutil.copytree(whole, run_dir)
+    checkpoint = run_dir / "checkpoints" / "checkpoint-24"
+    (checkpoint / name).write_bytes(pickle.dumps(Path(name)))
+    progress = checkpoints.read_progress(checkpoint)
+    changed = Path(shutil.copytree(checkpoint, run_dir / "saving" / "checkpoint-24"))
+    (changed / checkpoints.MANIFEST).unlink()
+    checkpoints.publish(changed, run_dir, {**progress, "new": 1}, keep=9)
+    with pytest.raises(ValueError, match=r"Cannot read the checkpoint .*checkpoint-24'.*delete it"):
+        run(run_dir, resume=True, **{**EVERYTHING, "steps": 30})
 
 
 def test_resuming_a_finished_run_trains_no_more(whole, tmp_path):

@@ -311,7 +311,7 @@ def test_a_directory_that_cannot_be_made(command, recipe_file, tmp_path):
     (tmp_path / "file").write_text("")
     result = runner.invoke(app, [command, recipe_file(), "--out", str(tmp_path / "file" / "out")])
     assert result.exit_code == 2
-    assert "Cannot create the directory" in " ".join(result.output.replace("│", " ").split())
+    assert "is a file; choose a directory" in " ".join(result.output.replace("│", " ").split())
 
 
 def test_help_shows_lists_without_brackets():

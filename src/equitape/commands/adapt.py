@@ -16,9 +16,10 @@ from ..adapt.settings import (
     train_defaults,
 )
 from ..pretrained.settings import AdaptSettings
+from ..runs.files import check_writable
 from ..settings import check_value
 from ..training.settings import TrainSettings
-from .options import OptionsOf, takes_settings
+from .options import OptionsOf, keeping, takes_settings
 
 if TYPE_CHECKING:
     from ..model import EquitapeForCausalLM
@@ -131,8 +132,10 @@ def adapt(
         for option, given in (("--resume", resume), ("--dry-run", dry_run)):
             if given:
                 raise ValueError(f"{option} only applies to training, which needs --data.")
-        if out is not None and out.exists() and (out.is_file() or any(out.iterdir())):
-            raise ValueError(f"{str(out)!r} is not an empty folder; choose a new folder for --out.")
+        if out is not None:
+            check_writable(out)
+            if out.exists() and any(out.iterdir()):
+                raise ValueError(f"{str(out)!r} is not an empty folder; choose a new folder for --out.")
         if adapter is not None:
             refuse_options(METHOD, method, "was fixed when the adapter was trained; drop it")
         model = load(base, method, adapter, dtype or "auto")
@@ -222,13 +225,9 @@ def show_dry_run(base: str, settings: AdaptSettings, course: FinetuneSettings, c
     """Print what training would do and cost; the same as plain data."""
     from ..adapt.dry_run import dry_run
     from ..adapt.show import show_plan
-    from ..runs.errors import describe_interrupt
 
-    try:
+    with keeping(lambda: "A dry run keeps nothing.", resume=False):
         plan = dry_run(base, settings, course, console=console)
-    except KeyboardInterrupt:
-        console.print(describe_interrupt("A dry run keeps nothing.", resume=False), highlight=False, markup=False)
-        raise typer.Exit(130) from None
     show_plan(plan, console)
     return plan
 
@@ -245,16 +244,11 @@ def run_training(
     from ..pretrained.adapting import load_adapter, save_whole
     from ..pretrained.loading import tokenizer_of
     from ..report.adaptation import write_loss
-    from ..runs.errors import describe_interrupt
     from ..training.log import LOG, read_log
     from ..training.run import describe_kept
 
-    try:
+    with keeping(lambda: describe_kept(out), resume=True):
         report = finetune(base, settings, course, out, resume=resume, console=console)
-    except KeyboardInterrupt:
-        if PartialState().is_main_process:
-            typer.echo(describe_interrupt(describe_kept(out), resume=True), err=True)
-        raise typer.Exit(130) from None
     if not PartialState().is_main_process:
         return report
     write_loss(read_log(out / LOG), out / PLOT, "tape" if settings.effects.tape else "rope")

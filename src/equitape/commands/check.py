@@ -25,11 +25,8 @@ def check(
     from ..report.inspection_text import certificate_json, print_certificate
 
     if dtype not in ("float64", "float32"):
-        raise typer.BadParameter(f"dtype is {dtype!r}; it must be float64 or float32.")
-    try:
-        certificate = certify(load_model(model, dtype, base, as_ours=False), tokens, seed)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
+        raise ValueError(f"dtype is {dtype!r}; it must be float64 or float32.")
+    certificate = certify(load_model(model, dtype, base, as_ours=False), tokens, seed)
     if json:
         typer.echo(certificate_json(certificate))
     else:

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from .options import keeping
 from .train import DryRun, Overrides, RecipeName, Small
 
 
@@ -25,26 +26,18 @@ def compare(
     checkpoint.
     """
     from ..report import write_report
-    from ..runs.errors import describe_interrupt
-    from ..runs.files import make_directory
     from ..runs.folders import file_name
-    from ..runs.lock import LockedError
     from ..training import compare as comparison
     from ..training.plan import make_plan
     from ..training.recipe import load_recipe
     from ..training.run import check_data
     from ..training.show import show_plan, show_results
 
-    try:
-        loaded = load_recipe(recipe, overrides or [], small=small)
-        out = out or Path("runs") / file_name(loaded.name)
-        comparison.check_directory(out, loaded)
-        plan = make_plan(loaded)
-        check_data(out, plan.task)
-        if not dry_run:
-            make_directory(out)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
+    loaded = load_recipe(recipe, overrides or [], small=small)
+    out = out or Path("runs") / file_name(loaded.name)
+    comparison.check_directory(out, loaded)
+    plan = make_plan(loaded)
+    check_data(out, plan.task)
     if dry_run:
         show_plan(plan, Console())
         return
@@ -52,14 +45,9 @@ def compare(
         typer.echo(f"Training data: {plan.data}", err=True)
     if plan.task.warning:
         typer.echo(f"Warning: {plan.task.warning}", err=True)
-    try:
+    with keeping(lambda: comparison.describe_kept(plan, out), resume=False):
         results = comparison.compare(plan, out, jobs=jobs, console=Console(stderr=True))
-    except KeyboardInterrupt:
-        typer.echo(describe_interrupt(comparison.describe_kept(plan, out), resume=False), err=True)
-        raise typer.Exit(130) from None
-    except LockedError as error:
-        raise typer.BadParameter(str(error)) from None
-    write_report(results, out)
+        write_report(results, out)
     show_results(results, Console())
     typer.echo(f"Wrote the report to {out / 'report.html'}.")
     if not all(run.done for run in results.runs):

@@ -27,10 +27,10 @@ def data(
     from ..registry import describe_choices
 
     if name is not None and name not in catalog.CATALOG:
-        raise typer.BadParameter(f"Unknown data set {name!r}.{describe_choices(name, list(catalog.CATALOG))}")
+        raise ValueError(f"Unknown data set {name!r}.{describe_choices(name, list(catalog.CATALOG))}")
     if download:
         if name is None:
-            raise typer.BadParameter("--download needs the name of a data set, as in equitape data books --download")
+            raise ValueError("--download needs the name of a data set, as in equitape data books --download")
         try:
             typer.echo(f"Wrote {catalog.download(name)}.")
         except (ValueError, OSError) as error:

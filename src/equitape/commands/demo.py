@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from .options import one_sentence
+from .options import keeping
 
 if TYPE_CHECKING:
     from ..training.plan import Plan
@@ -23,7 +23,7 @@ def demo(
     This is `equitape compare demo`: finished runs are not repeated.
     """
     from ..report import write_report
-    from ..training.compare import compare
+    from ..training.compare import compare, describe_kept
     from ..training.plan import make_plan
     from ..training.recipe import load_recipe
     from ..training.show import show_results
@@ -35,14 +35,14 @@ def demo(
     )
     out = out or Path(f"runs/demo{suffix}")
     console = Console()
-    with one_sentence():
-        plan = make_plan(load_recipe("demo", [f"{key}={value}" for key, value in changed.items()]))
-        console.print(escape(plan.recipe.description))
+    plan = make_plan(load_recipe("demo", [f"{key}={value}" for key, value in changed.items()]))
+    console.print(escape(plan.recipe.description))
+    with keeping(lambda: describe_kept(plan, out), resume=False):
         # models this small train faster on one thread than on two
         results = compare(plan, out, jobs=2, console=console)
         write_report(results, out)
-        show_results(results, console)
-        answer_sums(plan, out, console)
+    show_results(results, console)
+    answer_sums(plan, out, console)
     console.print(
         "One seed and one small model: a demonstration, not evidence. For full experiments, run equitape recipes."
     )

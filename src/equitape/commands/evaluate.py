@@ -3,6 +3,7 @@
 import json as json_format
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +12,7 @@ from rich.console import Console
 
 from ..registry import describe_choices
 from ..settings import Ge, Settings
-from .options import OptionsOf, takes_settings
+from .options import OptionsOf, keeping, takes_settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +99,6 @@ def run(
     """Evaluate a model on all tasks. show: called with the report of each task and its folder."""
     from ..evaluation.runner import check_out, describe_kept, prepare, run_prepared
     from ..pretrained.loading import check_model, is_local
-    from ..runs.errors import describe_interrupt
     from ..runs.folders import file_name
     from ..tasks import EVALUATIONS, build_evaluations
     from ..tasks.evaluated_model import load_evaluated_model, model_label
@@ -137,15 +137,11 @@ def run(
         for task, folder in zip(tasks, folders, strict=True)
     ]
     for each in prepared:
-        try:
+        with keeping(partial(describe_kept, each), resume=True):
             report = run_prepared(each, batch_tokens=options.batch_tokens, console=console)
-        except KeyboardInterrupt:
-            line = describe_interrupt(describe_kept(each), resume=True)
-            console.print(line, highlight=False, markup=False, soft_wrap=True)
-            raise typer.Exit(130) from None
-        if each.score:
-            show(report, each.out)
-        else:
+            if each.score:
+                show(report, each.out)
+        if not each.score:
             console.print(f"Wrote answers to {each.out}; score them with: equitape eval {each.out} --rescore")
 
 

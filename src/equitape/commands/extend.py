@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 from ..extend.settings import ExtendSettings
-from .options import OptionsOf, takes_settings
+from .options import OptionsOf, keeping, takes_settings
 
 if TYPE_CHECKING:
     from ..extend.run import Prepared
@@ -57,7 +57,7 @@ def extend(
     After a kill, the same command with --resume continues.
     """
     from ..extend.run import check_out, default_folder, prepare, run, run_columns
-    from ..runs.errors import describe_interrupt, is_out_of_memory
+    from ..runs.errors import is_out_of_memory
 
     console = Console(stderr=True)
     if not console.is_terminal:
@@ -75,13 +75,11 @@ def extend(
     if not json and not only:
         show_plan(prepared, console, False)
     try:
-        if only:
-            run_columns(prepared, folder, only, console)
-            return
-        extension = run(prepared, folder, resume=resume, console=console)
-    except KeyboardInterrupt:
-        typer.echo(describe_interrupt(f"{folder} keeps what was done.", resume=True), err=True)
-        raise typer.Exit(130) from None
+        with keeping(lambda: f"{folder} keeps what was done.", resume=True):
+            if only:
+                run_columns(prepared, folder, only, console)
+                return
+            extension = run(prepared, folder, resume=resume, console=console)
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise

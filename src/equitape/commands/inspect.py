@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from ..runs.files import check_writable
 from ..settings import Ge, Settings
 from .options import OptionsOf, takes_settings
 
@@ -45,9 +46,7 @@ class InspectOptions(Settings):
         if (self.text is None) == (self.ids is None):
             given = "neither is given" if self.text is None else "both are given"
             raise ValueError(f"Give the input with either --text or --ids; {given}.")
-        existing = next(path for path in (self.out, *self.out.parents) if path.exists())
-        if not existing.is_dir():
-            raise ValueError(f"--out is {str(self.out)!r}, but {str(existing)!r} is a file; give a folder.")
+        check_writable(self.out)
         self.window()
 
     def window(self) -> tuple[int, int] | None:

@@ -1,6 +1,7 @@
 """Command-line options generated from settings classes, which define type, default and help of each option once."""
 
 import inspect
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
@@ -10,6 +11,7 @@ from typing import Annotated, Any, get_args, get_origin
 import typer
 from typer.core import TyperCommand
 
+from ..runs.errors import describe_stop, describe_system_error, is_disk_full, is_out_of_memory
 from ..settings import (
     Settings,
     alternatives,
@@ -135,7 +137,7 @@ def describe(words: str, hint: Any, default: Any) -> str:
 
 
 def takes_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """Decorate a command: expand parameters marked by `OptionsOf`, and report invalid values in one sentence."""
+    """Decorate a command: expand parameters marked by `OptionsOf`."""
     groups: dict[str, OptionsOf] = {}
     sources: dict[str, tuple[str, str]] = {}
     parameters: list[inspect.Parameter] = []
@@ -152,13 +154,12 @@ def takes_settings(command: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(command)
     def run(**given: Any) -> None:
-        with one_sentence():
-            collected: dict[str, dict[str, Any]] = {group: {} for group in groups}
-            for option, (group, name) in sources.items():
-                value = given.pop(option)
-                if value is not None and value != []:
-                    collected[group][name] = groups[group].read(name, value)
-            command(**given, **collected)
+        collected: dict[str, dict[str, Any]] = {group: {} for group in groups}
+        for option, (group, name) in sources.items():
+            value = given.pop(option)
+            if value is not None and value != []:
+                collected[group][name] = groups[group].read(name, value)
+        command(**given, **collected)
 
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -168,15 +169,55 @@ def takes_settings(command: Callable[..., None]) -> Callable[..., None]:
 
 @contextmanager
 def one_sentence() -> Iterator[None]:
-    """Report an invalid value as a usage error, and an I/O error as one line."""
+    """Report an invalid value as a usage error; a full disk, full memory or an unreadable file as one line."""
     try:
         yield
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
-    except OSError as error:
-        # not a usage error: for example a full disk or an unwritable file
-        typer.echo(f"Error: {error}", err=True)
+    except Exception as error:
+        if is_disk_full(error):
+            sentence = "The disk is full; free some space, then run the command again."
+        elif is_out_of_memory(error):
+            sentence = "Out of memory; use a smaller model, or fewer or shorter inputs."
+        elif isinstance(error, ValueError):
+            raise typer.BadParameter(str(error)) from None
+        elif isinstance(error, OSError):
+            sentence = describe_system_error(error)
+        else:
+            raise
+        typer.echo(f"Error: {sentence}", err=True)
         raise typer.Exit(1) from None
+
+
+def in_one_sentence(command: Callable[..., None]) -> Callable[..., None]:
+    """Decorate a command: errors that a user can do something about end in one sentence."""
+
+    @wraps(command)
+    def run(*args: Any, **kwargs: Any) -> None:
+        with one_sentence():
+            command(*args, **kwargs)
+
+    return run
+
+
+@contextmanager
+def keeping(describe_kept: Callable[[], str], *, resume: bool) -> Iterator[None]:
+    """End an interruption or a full disk with one line: what is kept, and the command that continues.
+
+    describe_kept: makes a sentence. resume: whether the command needs --resume to continue.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        reason, code = "Interrupted.", 130
+    except Exception as error:
+        if not is_disk_full(error):
+            raise
+        reason, code = "The disk is full; free some space.", 1
+    else:
+        return
+    # of several processes, only the main one prints
+    if os.environ.get("RANK", "0") == "0":
+        typer.echo(describe_stop(reason, describe_kept(), resume=resume), err=True)
+    raise typer.Exit(code)
 
 
 class RecipeCommand(TyperCommand):

@@ -19,20 +19,18 @@ def recipes(
     """List the recipes that come with equitape, or print one with `equitape recipes show NAME`."""
     from ..training.recipe import available_recipes, find_recipe
     from ..values import parse_yaml
-    from .options import one_sentence
 
-    with one_sentence():
-        if action is None:
-            table = Table()
-            for column in ("recipe", "what it does"):
-                table.add_column(column, overflow="fold")
-            for recipe in available_recipes():
-                content = parse_yaml(find_recipe(recipe).read_text(), recipe)
-                table.add_row(recipe, escape(str(content.get("description", ""))))
-            console = Console()
-            console.print(table)
-            console.print("Print a recipe: equitape recipes show NAME. Run it: equitape compare NAME.", highlight=False)
-            return
-        if action != "show" or name is None:
-            raise ValueError("Use `equitape recipes` to list recipes, or `equitape recipes show NAME` to print one.")
-        typer.echo(find_recipe(name).read_text().rstrip())
+    if action is None:
+        table = Table()
+        for column in ("recipe", "what it does"):
+            table.add_column(column, overflow="fold")
+        for recipe in available_recipes():
+            content = parse_yaml(find_recipe(recipe).read_text(), recipe)
+            table.add_row(recipe, escape(str(content.get("description", ""))))
+        console = Console()
+        console.print(table)
+        console.print("Print a recipe: equitape recipes show NAME. Run it: equitape compare NAME.", highlight=False)
+        return
+    if action != "show" or name is None:
+        raise ValueError("Use `equitape recipes` to list recipes, or `equitape recipes show NAME` to print one.")
+    typer.echo(find_recipe(name).read_text().rstrip())

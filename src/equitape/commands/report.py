@@ -21,10 +21,7 @@ def report(
     """
     from ..report.merged import write_merged
 
-    try:
-        files = write_merged([named(folder) for folder in folders], out)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
+    files = write_merged([named(folder) for folder in folders], out)
     typer.echo(f"Written to {out}: {', '.join(files)}.")
 
 

@@ -7,6 +7,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from .options import keeping
+
 RecipeName = Annotated[str, typer.Argument(help="Name of a built-in recipe, or path of a YAML file.")]
 Overrides = Annotated[
     list[str] | None,
@@ -39,10 +41,8 @@ def train(
 
     On several devices: torchrun -m equitape train ...
     """
-    from ..runs.errors import describe_interrupt, is_out_of_memory
-    from ..runs.files import make_directory
+    from ..runs.errors import is_out_of_memory
     from ..runs.folders import file_name
-    from ..runs.lock import LockedError
     from ..runs.progress import Progress
     from ..training.fit import check_processes
     from ..training.plan import make_plan
@@ -59,21 +59,16 @@ def train(
     )
     from ..training.show import show_plan, show_run
 
-    try:
-        loaded = load_recipe(recipe, overrides or [], small=small)
-        choice = loaded.choose(encoding) if encoding is not None else loaded.choices[0]
-        number = choice.seeds[0] if seed is None else seed
-        single = single_run(loaded, choice.label, number)
-        out = out or Path("runs") / f"{file_name(loaded.name)}-{folder_name(choice.label, number)}"
-        check_directory(out, single, resume)
-        # set by torchrun and accelerate launch
-        check_processes(loaded.train, int(os.environ.get("WORLD_SIZE", "1")))
-        plan = make_plan(single)
-        check_data(out, plan.task)
-        if not dry_run:
-            make_directory(out)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
+    loaded = load_recipe(recipe, overrides or [], small=small)
+    choice = loaded.choose(encoding) if encoding is not None else loaded.choices[0]
+    number = choice.seeds[0] if seed is None else seed
+    single = single_run(loaded, choice.label, number)
+    out = out or Path("runs") / f"{file_name(loaded.name)}-{folder_name(choice.label, number)}"
+    check_directory(out, single, resume)
+    # set by torchrun and accelerate launch
+    check_processes(loaded.train, int(os.environ.get("WORLD_SIZE", "1")))
+    plan = make_plan(single)
+    check_data(out, plan.task)
     if dry_run:
         show_plan(plan, Console())
         return
@@ -87,12 +82,8 @@ def train(
             typer.echo(f"Warning: {plan.task.warning}", err=True)
     progress = Progress(Console(stderr=True))
     try:
-        result = execute(plan, choice.label, number, out, resume=resume, progress=progress)
-    except KeyboardInterrupt:
-        typer.echo(describe_interrupt(describe_kept(out), resume=True), err=True)
-        raise typer.Exit(130) from None
-    except LockedError as error:
-        raise typer.BadParameter(str(error)) from None
+        with keeping(lambda: describe_kept(out), resume=True):
+            result = execute(plan, choice.label, number, out, resume=resume, progress=progress)
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise

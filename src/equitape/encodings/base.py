@@ -250,7 +250,7 @@ def parse_encoding(given: str | dict[str, Any] | None, geometry: Geometry) -> di
         given = {"kind": "rope"}
     if isinstance(given, str):
         given = {"kind": given}
-    if "kind" not in given:
+    if not isinstance(given, dict) or "kind" not in given:
         raise ValueError(f"Encoding {given!r} has no kind; write for example {{'kind': 'tape'}}.")
     chosen = dict(given)
     cls = ENCODINGS[chosen.pop("kind")]

@@ -11,6 +11,7 @@ The folder of an evaluation holds
 """
 
 import json
+import os
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from rich.console import Console
 
 from ..registry import counted
 from ..runs.environment import describe_environment
-from ..runs.files import plain, write_json
+from ..runs.files import plain, read_json, write_json
 from ..runs.identity import Difference, check_folder, find_differences
 from ..runs.lock import locked
 from ..runs.progress import Progress
@@ -139,12 +140,22 @@ def read_results(out: Path) -> dict[str, Record]:
     path = out / RESULTS
     if not path.exists():
         return {}
-    text = path.read_text(encoding="utf-8")
-    whole, _, rest = text.rpartition("\n")
-    if rest:
-        path.write_text(f"{whole}\n" if whole else "", encoding="utf-8")
-    lines = [json.loads(line) for line in whole.splitlines() if line]
-    return {line["unit"]: line["record"] for line in lines}
+    content = path.read_bytes()
+    whole = content.rfind(b"\n") + 1
+    if whole < len(content):
+        # cut in place: a new file may not fit on a full disk
+        os.truncate(path, whole)
+    found: dict[str, Record] = {}
+    for number, line in enumerate(content[:whole].split(b"\n"), 1):
+        try:
+            if line:
+                entry = json.loads(line)
+                found[entry["unit"]] = entry["record"]
+        except (ValueError, KeyError, TypeError):
+            raise ValueError(
+                f"Line {number} of {path} is damaged; delete that line to evaluate its unit again."
+            ) from None
+    return found
 
 
 def describe_kept(prepared: Prepared) -> str:
@@ -210,15 +221,12 @@ def answer(
 
 def add_cost(out: Path, evaluated: EvaluatedModel, tokens: int, seconds: float, environment: dict[str, Any]) -> None:
     """Add to the time and tokens spent so far, to include interrupted runs."""
-    path = out / COST
-    before: dict[str, Any] = {"seconds": 0.0, "tokens": 0, "peak_mib": None}
-    if path.exists():
-        before = json.loads(path.read_text())
+    before = {"seconds": 0.0, "tokens": 0, "peak_mib": None, **read_cost(out)}
     peak = before["peak_mib"]
     if evaluated.device.type == "cuda":
         peak = max(peak or 0.0, torch.cuda.max_memory_allocated(evaluated.device) / 2**20)
     write_json(
-        path,
+        out / COST,
         {
             "seconds": before["seconds"] + seconds,
             "tokens": before["tokens"] + tokens,
@@ -226,6 +234,12 @@ def add_cost(out: Path, evaluated: EvaluatedModel, tokens: int, seconds: float, 
             "environment": environment,
         },
     )
+
+
+def read_cost(out: Path) -> dict[str, Any]:
+    """The content of cost.json; empty if it is missing or damaged."""
+    content = read_json(out / COST)
+    return content if isinstance(content, dict) else {}
 
 
 def rescore(out: Path | str) -> dict[str, Any]:
@@ -248,7 +262,7 @@ def rescore(out: Path | str) -> dict[str, Any]:
     for error in errors:
         count = sum(record.get("error") == error for record in results.values())
         report["notes"].append(f"{counted(count, 'unit')} failed: {error}")
-    cost = json.loads((out / COST).read_text()) if (out / COST).exists() else {}
+    cost = read_cost(out)
     content = plain(
         {
             **{key: settings[key] for key in ("task", "options", "examples", "model")},

@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedConfig
+from transformers.activations import ACT2FN
 
 from ..encodings import Geometry, build_encoding, parse_encoding
+from ..registry import describe_choices
+from ..settings import check_value
 
 CODE_FILE = "equitape_model.py"
 CODE = '''"""This model needs the Python package equitape: pip install equitape
@@ -94,6 +97,7 @@ class EquitapeConfig(PreTrainedConfig):
         # written to every file, but not a property of the model
         kwargs.pop("auto_map", None)
         refuse_misspelt(kwargs, self)
+        self._check_types()
         for name, instead in REMOVED_FIELDS.items():
             if kwargs.pop(name, None) is not None:
                 warnings.warn(f"EquitapeConfig ignores {name!r}: {instead}.", stacklevel=2)
@@ -123,12 +127,25 @@ class EquitapeConfig(PreTrainedConfig):
     def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
         """Do nothing: transformers would copy this package's source into saved models."""
 
+    def _check_types(self) -> None:
+        for name, hint in EquitapeConfig.__annotations__.items():
+            if name in EquitapeConfig.__dataclass_fields__ and name != "encoding":
+                setattr(self, name, check_value(getattr(self, name), hint, name))
+        if self.hidden_act not in ACT2FN:
+            raise ValueError(f"Unknown hidden_act {self.hidden_act!r}.{describe_choices(self.hidden_act, ACT2FN)}")
+
     def _check_sizes(self) -> None:
         assert self.num_key_value_heads is not None and self.head_dim is not None
-        for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
-                     "head_dim", "num_loops", "max_position_embeddings"):  # fmt: skip
+        for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+                     "num_key_value_heads", "head_dim", "num_loops", "max_position_embeddings"):  # fmt: skip
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be 1 or more.")
+        if self.pad_token_id is not None and self.pad_token_id >= self.vocab_size:
+            raise ValueError(f"pad_token_id is {self.pad_token_id}, but the ids are 0 to {self.vocab_size - 1}.")
+        if self.trained_length is not None and self.trained_length < 1:
+            raise ValueError(f"trained_length is {self.trained_length}; it must be 1 or more.")
+        if not 0 <= self.attention_dropout <= 1:
+            raise ValueError(f"attention_dropout is {self.attention_dropout}; it must be from 0 to 1.")
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
                 f"num_attention_heads {self.num_attention_heads} is not a multiple of num_key_value_heads "

@@ -24,6 +24,16 @@ from .settings import METHODS, adaptation_of
 FORMAT = 1
 """File format number; increased when older versions could not read a new file."""
 TENSORS, DESCRIPTION = "adapter.safetensors", "adapter.json"
+PARTS = {
+    "method": str,
+    "settings": dict,
+    "base.architecture.encoding.kind": str,
+    "base.weights": str,
+    "tensors.count": int,
+    "tensors.sha256": str,
+    "training": dict,
+}
+"""Parts that a description must have, and their types."""
 
 
 def save_adapter(model: EquitapeForCausalLM, directory: Path | str) -> None:
@@ -64,7 +74,7 @@ def read_description(folder: Path) -> dict[str, Any]:
     try:
         description = json.loads(path.read_text())
         number = int(description["format"])
-    except (ValueError, KeyError, TypeError, UnicodeDecodeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"{str(path)!r} is damaged ({error}); save the adapter again.") from None
     if number > FORMAT:
         writer = description.get("versions", {}).get("equitape", "a later version")
@@ -72,11 +82,22 @@ def read_description(folder: Path) -> dict[str, Any]:
             f"{str(path)!r} has format {number}, written by equitape {writer}; this version reads formats up to "
             f"{FORMAT}. Upgrade equitape."
         )
-    missing = [key for key in ("method", "settings", "base", "tensors", "training") if key not in description]
-    if missing or description["method"] not in METHODS:
-        reason = f"{missing[0]!r} is missing" if missing else f"unknown method {description['method']!r}"
+    reason = next((reason for name, kind in PARTS.items() if (reason := _find_damage(description, name, kind))), None)
+    if reason is None and description["method"] not in METHODS:
+        reason = f"unknown method {description['method']!r}"
+    if reason is not None:
         raise ValueError(f"{str(path)!r} is damaged ({reason}); save the adapter again.")
     return description
+
+
+def _find_damage(description: dict[str, Any], name: str, kind: type) -> str | None:
+    """What is wrong with a part of a description, or None. name: its keys, joined by dots."""
+    part: Any = description
+    for key in name.split("."):
+        if not isinstance(part, dict) or key not in part:
+            return f"{name!r} is missing"
+        part = part[key]
+    return None if isinstance(part, kind) else f"{name!r} is {part!r}"
 
 
 def read_tensors(folder: Path, description: dict[str, Any]) -> dict[str, Tensor]:

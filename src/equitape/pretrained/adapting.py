@@ -104,7 +104,7 @@ def load_adapter(base: Base, directory: Path | str, *, dtype: str | torch.dtype 
     difference = describe_difference(description["base"], adaptation.base)
     if difference is not None:
         raise ValueError(
-            f"The adapter in {str(directory)!r} was trained on {description['base']['name']!r}; "
+            f"The adapter in {str(directory)!r} was trained on {description['base'].get('name')!r}; "
             f"{adaptation.base_name!r} is a different base: {difference}."
         )
     insert(model, tensors, adaptation.trained, str(directory))

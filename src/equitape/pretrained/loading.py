@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from transformers import AutoConfig, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
@@ -17,7 +16,7 @@ from ..runs.folders import model_folder
 from .adapter import DESCRIPTION
 from .adapting import load_adapter
 from .families import translate_config
-from .weights import convert, load_source, read_whole, require_gguf
+from .weights import convert, load_source, read_whole, reading, require_gguf
 
 DTYPES = {
     "auto": "auto",
@@ -95,20 +94,11 @@ def load_model(name: str, dtype: str, base: str | None = None, as_ours: bool = T
         source = load_source(path, wanted)
         return (as_equitape(source) if as_ours else source).eval()
     folder = model_folder(name)
-    try:
+    with reading(name):
         config = AutoConfig.from_pretrained(folder)
-        ours = config.model_type == "equitape"
-        if as_ours and not ours:
-            return as_equitape(load_source(folder, wanted)).eval()
-    except (OSError, SafetensorError) as error:
-        raise ValueError(f"Cannot read the model {name!r} ({first_line(error)}).") from error
-    try:
-        return read_whole(folder, dtype=wanted).eval()
-    except (OSError, ValueError, SafetensorError) as error:
-        if ours and isinstance(error, ValueError):
-            raise
-        # the rest of transformers' message lists all its architectures
-        raise ValueError(f"Cannot read the model {name!r} ({first_line(error)}).") from error
+    if as_ours and config.model_type != "equitape":
+        return as_equitape(load_source(folder, wanted)).eval()
+    return read_whole(folder, dtype=wanted).eval()
 
 
 def as_equitape(source: PreTrainedModel) -> EquitapeForCausalLM:

@@ -2,21 +2,23 @@
 
 import hashlib
 import json
-import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.initialization import no_init_weights
+from transformers.utils.logging import get_verbosity, set_verbosity, set_verbosity_error
 
 from ..encodings.base import ENCODINGS
 from ..model import EquitapeConfig, EquitapeForCausalLM
 from ..model.checks import check_loading
-from ..runs.errors import first_line
+from ..runs.errors import first_line, is_out_of_memory, named_line
 from .families import FAMILIES, translate_config
 
 TRAINABLE_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -48,13 +50,12 @@ def load_source(base: Base, dtype: str | torch.dtype = "auto", check: Check | No
     if path.is_file():
         return _load_gguf(path, dtype)
     name = _name_to_load(base)
-    try:
-        config = check_config(AutoConfig.from_pretrained(name))
-        if check is not None:
-            check(config)
-        model = read_whole(name, dtype=dtype)
-    except (OSError, SafetensorError) as error:
-        raise ValueError(f"Cannot read the model {str(base)!r} ({first_line(error)}).") from error
+    with reading(base):
+        found = AutoConfig.from_pretrained(name)
+    config = check_config(found)
+    if check is not None:
+        check(config)
+    model = read_whole(name, dtype=dtype)
     check_loaded(model, "auto")
     return model
 
@@ -64,17 +65,35 @@ def read_config(base: str | Path) -> EquitapeConfig:
     path = Path(base).expanduser()
     if path.is_file():
         _check_gguf(path)
-        try:
+        with reading(path):
             config = AutoConfig.from_pretrained(str(path.parent), gguf_file=path.name)
-        except (OSError, ValueError, KeyError, struct.error) as error:
-            raise ValueError(f"The GGUF file {str(path)!r} cannot be read ({first_line(error)}).") from error
         return translate_config(config)
     name = _name_to_load(base)
-    try:
+    with reading(base):
         config = AutoConfig.from_pretrained(name)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"The model {str(base)!r} cannot be read ({first_line(error)}).") from error
     return check_config(config)
+
+
+@contextmanager
+def reading(name: str | Path) -> Iterator[None]:
+    """Report any error of transformers as one sentence about the model of this name, without its own log.
+
+    Damaged files fail deep inside transformers with every kind of error.
+    """
+    verbosity = get_verbosity()
+    set_verbosity_error()
+    try:
+        yield
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        said = isinstance(error, (ValueError, OSError, SafetensorError))
+        # a few classes give the field in the first line and the reason in the next
+        whole = " ".join(str(error).split()) if isinstance(error, StrictDataclassError) else ""
+        reason = whole or (first_line(error) if said else named_line(error))
+        raise ValueError(f"Cannot read the model {str(name)!r} ({reason}).") from error
+    finally:
+        set_verbosity(verbosity)
 
 
 def _name_to_load(base: str | Path) -> str:
@@ -92,9 +111,16 @@ def _name_to_load(base: str | Path) -> str:
 
 
 def read_whole(name: str, **options: Any) -> PreTrainedModel:
-    """AutoModelForCausalLM.from_pretrained that raises on missing weights."""
-    model, info = AutoModelForCausalLM.from_pretrained(name, output_loading_info=True, **options)
-    check_loading(sorted(info["missing_keys"]), sorted(info["unexpected_keys"]))
+    """AutoModelForCausalLM.from_pretrained that raises on missing weights and on wrong shapes."""
+    with reading(name if "gguf_file" not in options else Path(name) / options["gguf_file"]):
+        model, info = AutoModelForCausalLM.from_pretrained(
+            name, output_loading_info=True, ignore_mismatched_sizes=True, **options
+        )
+        check_loading(sorted(info["missing_keys"]), sorted(info["unexpected_keys"]))
+        for weight, found, expected in sorted(info["mismatched_keys"]):
+            raise ValueError(
+                f"The weight {weight!r} has shape {list(found)}; its configuration requires {list(expected)}."
+            )
     return model
 
 
@@ -108,16 +134,12 @@ def _load_gguf(path: Path, dtype: str | torch.dtype) -> PreTrainedModel:
     _check_gguf(path)
     from transformers import GgufConfig
 
-    try:
-        model = read_whole(
-            str(path.parent),
-            gguf_file=path.name,
-            dtype=torch.float32 if dtype == "auto" else dtype,
-            quantization_config=GgufConfig(dequantize=True),
-        )
-    except (OSError, ValueError, KeyError, struct.error) as error:
-        # invalid files fail deep inside the reader with various errors
-        raise ValueError(f"Cannot read the GGUF file {str(path)!r} ({first_line(error)}).") from error
+    model = read_whole(
+        str(path.parent),
+        gguf_file=path.name,
+        dtype=torch.float32 if dtype == "auto" else dtype,
+        quantization_config=GgufConfig(dequantize=True),
+    )
     # the weights are dequantized now and may be trained and saved
     model.config.__dict__.pop("quantization_config", None)
     check_loaded(model, "auto")

@@ -11,7 +11,7 @@ import yaml
 
 from ..evaluation.runner import REPORT, differences_between
 from ..runs.environment import join_environments
-from ..runs.files import read_json, write_text
+from ..runs.files import check_writable, read_json, write_text
 from ..runs.results import DONE, Comparison, EvaluationReport, RunResult, TaskResult
 from ..tasks import TASKS
 from ..training.compare import RESULTS
@@ -43,6 +43,7 @@ def write_merged(folders: list[tuple[str, Path]], out: Path) -> list[str]:
     """
     if not folders:
         raise ValueError("Give at least one folder of equitape compare, train or eval.")
+    check_writable(out)
     sources = [Source(name=name, content=read_source(folder)) for name, folder in folders]
     comparisons = {one.name: one.content for one in sources if isinstance(one.content, Comparison)}
     evaluations = {one.name: one.content for one in sources if isinstance(one.content, EvaluationReport)}

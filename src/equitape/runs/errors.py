@@ -1,11 +1,19 @@
-"""Errors as one line, and detection of out-of-memory errors."""
+"""Errors as one line, and detection of full memory and full disks."""
 
+import errno
 import shlex
 import sys
-
-import torch
+from collections.abc import Iterator
 
 OUT_OF_MEMORY_PHRASES = ("CUDA out of memory", "CUDA error: out of memory", "can't allocate memory")
+DISK_FULL_NUMBERS = (errno.ENOSPC, errno.EDQUOT)
+DISK_FULL_PHRASES = (
+    "No space left on device",
+    "Disk quota exceeded",
+    "inline_container.cc",
+    "PytorchStreamWriter failed",
+)
+"""safetensors gives the system's words without the number, torch.save only the place in its own code."""
 
 
 def first_line(error: BaseException) -> str:
@@ -21,15 +29,39 @@ def named_line(error: BaseException) -> str:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error or one of its causes is an out-of-memory error."""
+    # compilers wrap the error in their own class; torch has no class for out of memory at process start
+    return any(
+        # by name: importing torch takes seconds
+        isinstance(found, MemoryError)
+        or type(found).__name__ == "OutOfMemoryError"
+        or any(phrase in str(found) for phrase in OUT_OF_MEMORY_PHRASES)
+        for found in _causes(error)
+    )
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Whether an error or one of its causes is a full disk."""
+    return any(
+        (isinstance(found, OSError) and found.errno in DISK_FULL_NUMBERS)
+        or any(phrase in str(found) for phrase in DISK_FULL_PHRASES)
+        for found in _causes(error)
+    )
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
     found: BaseException | None = error
     while found is not None:
-        if isinstance(found, torch.OutOfMemoryError | MemoryError):
-            return True
-        # compilers wrap the error in their own class; torch has no class for out of memory at process start
-        if any(phrase in str(found) for phrase in OUT_OF_MEMORY_PHRASES):
-            return True
+        yield found
         found = found.__cause__ or found.__context__
-    return False
+
+
+def describe_system_error(error: OSError) -> str:
+    """An error of the system as a sentence: what cannot be done with which file, and why."""
+    if error.errno is None or error.strerror is None:
+        return str(error)
+    if error.filename is None:
+        return f"{error.strerror}."
+    return f"Cannot read or write {str(error.filename)!r} ({error.strerror})."
 
 
 def command_to_continue(*, resume: bool) -> str:
@@ -40,6 +72,6 @@ def command_to_continue(*, resume: bool) -> str:
     return shlex.join(words)
 
 
-def describe_interrupt(kept: str, *, resume: bool) -> str:
-    """The message as one line. kept: a sentence that says what is kept."""
-    return f"Interrupted. {kept} Continue with: {command_to_continue(resume=resume)}"
+def describe_stop(reason: str, kept: str, *, resume: bool) -> str:
+    """Why a command stopped, what is kept, and how to continue, in one line. reason and kept are sentences."""
+    return f"{reason} {kept} Continue with: {command_to_continue(resume=resume)}"

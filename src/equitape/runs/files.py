@@ -127,14 +127,21 @@ def flush_to_disk(path: Path) -> None:
 
 def make_directory(path: Path) -> None:
     """Create a writable directory; raise ValueError with one sentence if that fails."""
-    if path.exists() and not path.is_dir():
-        raise ValueError(f"{path} is a file; choose a directory.")
+    check_writable(path)
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ValueError(f"Cannot create the directory {path}: {error.strerror}.") from None
-    if not os.access(path, os.W_OK):
-        raise ValueError(f"Cannot write to the directory {path}.")
+        raise ValueError(f"Cannot create the directory {path} ({error.strerror}).") from None
+
+
+def check_writable(directory: Path) -> None:
+    """Raise ValueError if a directory cannot be created or written to. Creates nothing."""
+    absolute = directory.expanduser().absolute()
+    existing = next(path for path in (absolute, *absolute.parents) if path.exists())
+    if not existing.is_dir():
+        raise ValueError(f"{directory if existing == absolute else existing} is a file; choose a directory.")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise ValueError(f"Cannot write to {directory}: {existing} is read-only; choose another directory.")
 
 
 def is_partial(path: Path) -> bool:

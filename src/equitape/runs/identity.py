@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .files import is_partial
+from .files import check_writable, is_partial
 from .lock import LOCK
 
 
@@ -54,8 +54,7 @@ def check_folder(
     kind: what it should hold, such as "run". marker: the file that identifies such a folder. compare: returns the
     differences between the stored and the new run.
     """
-    if directory.exists() and not directory.is_dir():
-        raise ValueError(f"{directory} is a file; choose a directory.")
+    check_writable(directory)
     if holds_nothing(directory):
         return
     if not (directory / marker).exists():

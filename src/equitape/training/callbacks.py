@@ -4,7 +4,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,11 @@ class Meter:
     """`seconds` without the first steps after each start, which compile and warm up."""
     steady_tokens: int = 0
     peak_mib: float | None = None
+
+    @classmethod
+    def of(cls, progress: dict[str, Any]) -> "Meter":
+        """The meter that a checkpoint stored."""
+        return cls(**{entry.name: progress[entry.name] for entry in fields(cls) if entry.name in progress})
 
     @property
     def tokens_per_second(self) -> float:
@@ -67,6 +72,8 @@ class Bookkeeper(TrainerCallback):
         self._rate = 0.0
         self._mark = 0.0
         self._window: float | None = None
+        self.began = False
+        """Whether training began, with everything read from the checkpoint."""
 
     def share_of_time(self) -> float:
         """The spent fraction of a budget in minutes."""
@@ -81,6 +88,7 @@ class Bookkeeper(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
+        self.began = True
         reset_peak()
         if self.processes.is_main_process:
             self.board = open_tensorboard(self.run_dir, state.global_step)
@@ -96,7 +104,8 @@ class Bookkeeper(TrainerCallback):
     ) -> TrainerControl:
         step = state.global_step
         self.log.end_step(step, self._rate)
-        # the step count is known on the host, so this does not wait for the device
+        # without waiting for the device
+        self._count_time()
         self.phase.update(step if self.settings.minutes is None else self.meter.seconds)
         if self.settings.minutes is not None and self.share_of_time() >= 1:
             control.should_training_stop = control.should_save = True
@@ -106,6 +115,7 @@ class Bookkeeper(TrainerCallback):
             step % self.settings.logging_steps == 0 or control.should_save or control.should_training_stop or evaluates
         )
         lines = self.log.flush() if reads else []
+        # with the time that the device still needed
         self._count_time()
         if reads:
             self._measure(lines)

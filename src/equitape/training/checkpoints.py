@@ -10,6 +10,7 @@ import json
 import shutil
 import zlib
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from ..runs.files import publish_folder
@@ -17,6 +18,8 @@ from ..runs.files import publish_folder
 SAVING = "saving"
 CHECKPOINTS = "checkpoints"
 MANIFEST = "manifest.json"
+STATE = "trainer_state.json"
+"""A file that every checkpoint of Trainer has."""
 
 
 def publish(partial: Path, run_dir: Path, progress: dict[str, Any], keep: int) -> Path:
@@ -56,12 +59,15 @@ def damaged(run_dir: Path) -> list[Path]:
 def is_complete(checkpoint: Path) -> bool:
     """Whether every file of a checkpoint exists with its size and checksum."""
     try:
-        listed = json.loads((checkpoint / MANIFEST).read_text())["files"]
+        manifest = json.loads((checkpoint / MANIFEST).read_text())
+        listed, progress = manifest["files"], manifest["progress"]
+        if STATE not in listed or not all(isinstance(value, (int, float, NoneType)) for value in progress.values()):
+            return False
         return all(
             (checkpoint / name).stat().st_size == size and _checksum(checkpoint / name) == checksum
             for name, (size, checksum) in listed.items()
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return False
 
 

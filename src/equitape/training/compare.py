@@ -4,6 +4,7 @@ results.json holds a `runs.results.Comparison`, run.json in each run folder a `r
 "outside" in their name are out of distribution, all others inside.
 """
 
+import errno
 import gc
 import os
 import traceback
@@ -17,6 +18,7 @@ from rich.markup import escape
 
 from ..registry import counted
 from ..runs.environment import join_environments
+from ..runs.errors import is_disk_full
 from ..runs.files import remove_partial, write_json, write_text
 from ..runs.lock import locked
 from ..runs.progress import Progress
@@ -141,6 +143,9 @@ def attempt(
         assert result is not None
         return result
     except Exception as error:
+        if is_disk_full(error):
+            # no other run could be kept either; a plain error, since it may come from another process
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder)) from None
         reason = explain(error, jobs)
         write_text(folder / ERROR, f"{reason}\n\n{traceback.format_exc()}")
         return describe_failure(plan, label, seed, reason)

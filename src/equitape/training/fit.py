@@ -17,6 +17,7 @@ from transformers.trainer_callback import PrinterCallback
 from transformers.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
 
 from ..encodings import PositionalEncoding
+from ..runs.errors import is_out_of_memory
 from ..runs.files import publish_folder, remove_partial
 from ..runs.progress import Progress
 from ..tasks.base import IGNORED
@@ -25,7 +26,7 @@ from .callbacks import Bookkeeper, Evaluate, Meter
 from .jumps import check_jumps, draw_jumps
 from .log import LOG, StepLog, truncate_log
 from .settings import Jumps, TrainSettings
-from .trainer import ROW_TOKENS, EquitapeTrainer, asked_once, learning_rate_share
+from .trainer import ROW_TOKENS, EquitapeTrainer, asked_once, learning_rate_share, raise_unreadable
 
 MODEL = "model"
 ENDLESS_STEPS = 10**9
@@ -167,7 +168,7 @@ def fit(
     # set after accelerate, which also cuts float32 operands of compiled runs to 10 bits
     torch.backends.cuda.matmul.allow_tf32 = False
     trainer.remove_callback(PrinterCallback)
-    meter = Meter(**checkpoints.read_progress(checkpoint)) if checkpoint else Meter()
+    meter = Meter.of(checkpoints.read_progress(checkpoint)) if checkpoint else Meter()
     log_path = run_dir / LOG if processes.is_main_process else None
     log = StepLog(log_path, trainer.accelerator.reduce, processes.num_processes, meter.tokens)
     autocast = torch.bfloat16 if uses_bf16(settings) and not arguments.bf16 else None
@@ -184,6 +185,10 @@ def fit(
         try:
             with without_bars(), asked_once(model):
                 trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        except Exception as error:
+            if checkpoint is not None and not keeper.began and not is_out_of_memory(error):
+                raise_unreadable(checkpoint, error)
+            raise
         finally:
             keeper.close()
             if use_cache is not None:

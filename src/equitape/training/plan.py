@@ -10,6 +10,7 @@ from ..encodings import build_encoding
 from ..model import EquitapeConfig, EquitapeForCausalLM
 from ..pretrained.families import translate_config
 from ..pretrained.loading import check_vocabulary, is_adapter, load_model
+from ..pretrained.weights import reading
 from ..runs.folders import model_folder
 from ..tasks import Task, build_task
 from .fit import ENDLESS_STEPS, MEASURED_EXAMPLES, count_steps
@@ -139,7 +140,9 @@ def start_config(start: str, trained: int, tested: int) -> EquitapeConfig:
         )
     if not (Path(folder).expanduser() / "config.json").is_file():
         raise ValueError(f"There is no checkpoint to start from at {start!r}; give the folder of a saved model or run.")
-    config = translate_config(AutoConfig.from_pretrained(folder))
+    with reading(start):
+        found = AutoConfig.from_pretrained(folder)
+    config = translate_config(found)
     config.extend(trained, room=tested)
     return config
 

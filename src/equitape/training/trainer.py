@@ -4,13 +4,15 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator
 from functools import cache
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
 
 import accelerate
 import torch
 from torch import Tensor, nn
 from transformers import Trainer
 
+from ..runs.errors import named_line
 from .log import StepLog
 from .settings import TrainSettings
 
@@ -39,6 +41,14 @@ def learning_rate_share(
         return settings.final_rate + (1 - settings.final_rate) * fall
 
     return share
+
+
+def raise_unreadable(checkpoint: Path | str | None, error: Exception) -> NoReturn:
+    """Raise an error about a checkpoint that has its checksums but cannot be read."""
+    raise ValueError(
+        f"Cannot read the checkpoint {str(checkpoint)!r} ({named_line(error)}); delete it to continue from an older "
+        f"one, or from step 0."
+    ) from error
 
 
 @contextlib.contextmanager
@@ -92,6 +102,12 @@ class EquitapeTrainer(Trainer):
         if self.lr_scheduler is None:
             self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer or self.optimizer, self.schedule)
         return self.lr_scheduler
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        try:
+            super()._load_rng_state(checkpoint)
+        except Exception as error:
+            raise_unreadable(checkpoint, error)
 
     def compute_loss_context_manager(self) -> contextlib.ExitStack:
         stack = super().compute_loss_context_manager()

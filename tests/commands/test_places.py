@@ -1,0 +1,131 @@
+"""A full disk and a read-only place: one sentence, and nothing that was done is lost."""
+
+import errno
+import os
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from cases import build
+from equitape.cli import app
+from equitape.data.tokenizers import byte_tokenizer
+from equitape.evaluation import runner as evaluation
+from equitape.runs import files
+from equitape.training import checkpoints
+
+runner = CliRunner()
+RECIPE = """
+name: small
+task: {name: addition, trained_digits: 1, tested_digits: 2, samples: 2}
+model: {hidden_size: 16, intermediate_size: 16, num_hidden_layers: 2, num_attention_heads: 2}
+encodings: [rope]
+train: {steps: 4, batch_size: 4, save_steps: 2, logging_steps: 1}
+"""
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("home")
+    sizes = {"vocab_size": 258, "pad_token_id": 257, "eos_token_id": 256, "num_hidden_layers": 2}
+    build("tape", dtype=torch.float32, **sizes).save_pretrained(folder / "model")
+    byte_tokenizer().save_pretrained(folder / "model")
+    (folder / "text.txt").write_text("All good text is much alike. " * 40)
+    (folder / "small.yaml").write_text(RECIPE)
+    return folder
+
+
+def words_of(command, home, out):
+    words = {
+        "train": [home / "small.yaml"],
+        "compare": [home / "small.yaml"],
+        "eval": [home / "model", "--task", "perplexity", f"data={home / 'text.txt'}", "lengths=[16]", "short=8"],
+        "inspect": [home / "model", "--ids", "1 2 3", "--no-stability"],
+        "adapt": [home / "model"],
+        "demo": ["--steps", "1"],
+    }[command]
+    return [command, *map(str, words), "--out", str(out)]
+
+
+def invoke(words, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["equitape", *words])
+    result = runner.invoke(app, words)
+    assert result.exception is None or isinstance(result.exception, SystemExit), repr(result.exception)
+    return result.exit_code, " ".join(result.output.replace("│", " ").split())
+
+
+def fill_disk(patch, owner, name, after):
+    """Let a function fail for lack of space from the call with this number on."""
+    function, calls = getattr(owner, name), []
+
+    def counted(*arguments, **options):
+        calls.append(name)
+        if len(calls) > after:
+            if owner is torch:
+                raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 81856 vs 81748")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return function(*arguments, **options)
+
+    patch.setattr(owner, name, counted)
+
+
+@pytest.mark.parametrize(
+    ("command", "owner", "name", "after", "kept"),
+    [
+        ("train", torch, "save", 0, "No checkpoint was written yet"),
+        ("train", checkpoints, "publish", 1, "Kept the checkpoint of step 2"),
+        ("compare", torch, "save", 0, "Kept 0 of 1 run in"),
+        ("compare", checkpoints, "publish", 1, "Kept 0 of 1 run, and checkpoints of 1 more"),
+        ("eval", evaluation, "add_cost", 0, "units in"),
+    ],
+)
+def test_a_full_disk_loses_nothing(command, owner, name, after, kept, home, tmp_path, monkeypatch):
+    monkeypatch.setenv("EQUITAPE_CACHE", str(tmp_path / "cache"))
+    words = words_of(command, home, tmp_path / "out")
+    with monkeypatch.context() as patch:
+        fill_disk(patch, owner, name, after)
+        code, said = invoke(words, patch)
+    assert code == 1
+    assert "The disk is full; free some space." in said
+    assert kept in said
+    again = words if command == "compare" else [*words, "--resume"]
+    assert f"Continue with: {shlex.join(['equitape', *again])}" in said
+    code, said = invoke(again, monkeypatch)
+    assert code == 0, said
+    done = {"train": "run.json", "compare": "results.json", "eval": "report.json"}
+    assert (tmp_path / "out" / done[command]).exists()
+
+
+@pytest.mark.parametrize("command", ["inspect", "adapt"])
+def test_a_full_disk_is_named(command, home, tmp_path, monkeypatch):
+    fill_disk(monkeypatch, Path, "write_bytes" if command == "inspect" else "mkdir", 0)
+    code, said = invoke(words_of(command, home, tmp_path / "out"), monkeypatch)
+    assert code == 1
+    assert "The disk is full" in said
+
+
+def test_a_line_cut_by_a_full_disk_is_evaluated_again(home, tmp_path, monkeypatch):
+    """The rest of the file stays: nothing is written to cut it."""
+    (tmp_path / evaluation.RESULTS).write_text('{"unit": "a", "record": {"text": "one\u2028line"}}\n{"unit": "b", "rec')
+    monkeypatch.setattr(Path, "write_text", None)
+    assert evaluation.read_results(tmp_path) == {"a": {"text": "one\u2028line"}}
+    assert (tmp_path / evaluation.RESULTS).read_bytes().endswith(b"}}\n")
+
+
+@pytest.mark.parametrize("command", ["train", "compare", "eval", "inspect", "adapt", "demo"])
+@pytest.mark.parametrize("place", ["read-only", "file"])
+def test_an_unwritable_place_is_refused_before_the_work(command, place, home, tmp_path, monkeypatch):
+    if place == "file":
+        (tmp_path / "place").write_text("")
+    else:
+        (tmp_path / "place").mkdir()
+        # permissions do not bind root
+        monkeypatch.setattr(files.os, "access", lambda path, mode: Path(path).name != "place")
+    monkeypatch.setattr(torch.nn.Module, "__call__", None)
+    code, said = invoke(words_of(command, home, tmp_path / "place" / "out"), monkeypatch)
+    assert code == 2
+    assert ("is a file; choose a directory" if place == "file" else "is read-only; choose another") in said
+    assert place == "file" or list((tmp_path / "place").iterdir()) == []
