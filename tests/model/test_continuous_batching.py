@@ -2,46 +2,11 @@
 
 import pytest
 import torch
-from transformers import ContinuousBatchingConfig, GenerationConfig
 
+from batching import draw_prompts, one_by_one, serve
 from cases import CASES, build, draw_tokens
 
 KINDS = [case for case in CASES if case not in ("rope-dynamic", "randpe-sampled")]
-LENGTHS = (3, 11, 6, 17)
-NEW = 6
-
-
-def serve(model, prompts, max_batch_tokens=12, **settings):
-    """Rows of at most `max_batch_tokens` tokens: longer prompts arrive in chunks, with tokens of other requests."""
-    outputs = model.generate_batch(
-        prompts,
-        generation_config=GenerationConfig(max_new_tokens=NEW, eos_token_id=-1, do_sample=False),
-        continuous_batching_config=ContinuousBatchingConfig(
-            max_batch_tokens=max_batch_tokens, num_blocks=16, **{page_name(): 8, **settings}
-        ),
-    )
-    assert all(output.error is None for output in outputs.values()), [output.error for output in outputs.values()]
-    return [output.generated_tokens for output in outputs.values()]
-
-
-def page_name():
-    """transformers 5.22 renamed the setting."""
-    return "page_size" if hasattr(ContinuousBatchingConfig(), "page_size") else "block_size"
-
-
-def one_by_one(model, prompts):
-    model.generation_config.eos_token_id = None
-    rows = [torch.tensor([prompt]) for prompt in prompts]
-    return [
-        model.generate(row, attention_mask=torch.ones_like(row), max_new_tokens=NEW, do_sample=False, pad_token_id=0)[
-            0, row.shape[1] :
-        ].tolist()
-        for row in rows
-    ]
-
-
-def draw_prompts():
-    return [draw_tokens(1, length, seed=length)[0].tolist() for length in LENGTHS]
 
 
 @pytest.mark.parametrize("case", KINDS)
@@ -112,3 +77,15 @@ def test_paged_implementations_are_refused():
     for name in ("paged|eager", "paged|sdpa"):
         with pytest.raises(ValueError, match=r"'paged.* does not support encoding 'rope'"):
             build("rope").set_attn_implementation(name)
+
+
+def test_the_kernel_reads_the_cache_in_place(monkeypatch):
+    """Triton's interpreter runs it on the CPU; its cases are in tests/kernels."""
+    pytest.importorskip("triton")
+    if torch.cuda.is_available():
+        pytest.skip("compiled kernels run in tests/gpu")
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "sliding_window": 5, "sliding_layers": [1]}
+    model, prompts = build("tape-clock", dtype=torch.float32, **sizes), draw_prompts()[:2]
+    expected = one_by_one(model, prompts)
+    monkeypatch.setenv("EQUITAPE_KERNELS", "triton")
+    assert serve(model, prompts) == expected

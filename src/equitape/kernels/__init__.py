@@ -13,7 +13,15 @@ from torch import Tensor
 from . import reference
 from .operator import fused_move, fused_rotary_backward, fused_token_update, fused_update
 
-__all__ = ["apply_rotary_backward", "fuses_token", "move_field", "update_field", "update_token"]
+__all__ = [
+    "apply_rotary_backward",
+    "fuses_token",
+    "move_field",
+    "paged_attention",
+    "reads_pages",
+    "update_field",
+    "update_token",
+]
 
 CHOICES = ("auto", "reference", "triton")
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -116,6 +124,30 @@ def move_field(field: Tensor, attended: Tensor, source: Tensor, target: Tensor) 
         return reference.move_field(field, attended, source.to(attended.dtype), target.to(attended.dtype))
     # autograd sums the gradient of a field shared by the batch
     return fused_move(field.expand(attended.shape[0], -1, -1, -1), attended, source, target)
+
+
+def reads_pages(x: Tensor) -> bool:
+    """Whether to use `paged_attention` for tensors like this one."""
+    choice = _choice()
+    if choice == "reference" or not _HAS_TRITON or x.dtype not in DTYPES:
+        return False
+    return x.is_cuda or (choice == "triton" and _interpreted())
+
+
+def paged_attention(
+    query: Tensor,
+    first: Tensor,
+    second: Tensor,
+    rows: Tensor,
+    ends: Tensor,
+    key_ends: Tensor,
+    widths: tuple[int, int],
+    scale: float,
+) -> Tensor:
+    """Attention over a paged cache (triton_paged.py)."""
+    from . import triton_paged
+
+    return triton_paged.paged_attention(query, first, second, rows, ends, key_ends, widths, scale)
 
 
 def apply_rotary_backward(

@@ -154,12 +154,13 @@ class EquitapeModel(EquitapePreTrainedModel):
         if input_ids is not None and isinstance(self.embed_tokens, nn.Embedding):
             checks.check_vocabulary(input_ids, self.embed_tokens.num_embeddings)
         x: Tensor = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-        checks.check_position_ids(position_ids, x)
+        paged = kwargs.pop("cache", None)
+        if paged is None:
+            checks.check_position_ids(position_ids, x)
         checks.check_segments(segment_ids, x, past_key_values)
         checks.check_jumps(position_jumps, x, past_key_values)
         assert self.config.head_dim is not None
         scaling = self.config.head_dim**-0.5 * self.encoding.score_scale
-        paged = kwargs.pop("cache", None)
         if paged is not None:
             assert position_ids is not None
             checks.check_paged_cache(self.encoding, self.config._attn_implementation)

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..encodings import PositionalEncoding, Positions
+from ..kernels import paged_attention, reads_pages
 from ..nn.backends import HALF_PRECISION, varlen_attention
 from ..nn.core import AttentionMask
 from .configuration import EquitapeConfig
@@ -89,17 +90,25 @@ class PagedCache:
         only = self.layer_types[0]
         self.key_ends = key_ends if isinstance(key_ends, dict) else {only: key_ends}
         self.longest_keys = longest_keys if isinstance(longest_keys, dict) else {only: longest_keys}
+        self.layer, self.in_place = 0, False
         # transformers 5.22 selects what belongs to a layer itself
         self.selects = "kwargs" in signature(cache.update).parameters
 
     def update(self, key: Tensor, value: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        """Store the new tokens of a layer, [1, G, N, width]; returns all keys and values, [1, G, K, width]."""
+        """Store the new tokens of a layer, [1, G, N, width]; returns all keys and values, [1, G, K, width].
+
+        Where the kernel reads the cache in place, it returns the cache: two tensors [1, G, all rows, row width].
+        """
         key_width, value_width = self.widths[layer]
+        self.layer = layer
         head, tail = value[..., : self.row_width], value[..., self.row_width :]
-        first, second = self._exchange(
-            self._widen(torch.cat((key, tail), dim=-1) if tail.shape[-1] else key),
-            self._widen(head), layer, self.read_index, self.write_index,
-        )  # fmt: skip
+        first = self._widen(torch.cat((key, tail), dim=-1) if tail.shape[-1] else key)
+        second = self._widen(head)
+        if self._reads_in_place(layer):
+            self._exchange(first, second, layer, [index[:0] for index in self.read_index], self.write_index)
+            storage = self._storage(layer)
+            return storage[0].transpose(0, 1)[None], storage[1].transpose(0, 1)[None]
+        first, second = self._exchange(first, second, layer, self.read_index, self.write_index)
         keys, values = first[..., :key_width], second[..., :value_width]
         if tail.shape[-1]:
             values = torch.cat((values, first[..., key_width : key_width + tail.shape[-1]]), dim=-1)
@@ -136,11 +145,32 @@ class PagedCache:
         self, encoding: PositionalEncoding, ids: Tensor, dtype: torch.dtype, scaling: float
     ) -> dict[str, AttentionMask]:
         """What each type of layer attends to."""
-        fused = ids.is_cuda and dtype in HALF_PRECISION and not encoding.adds_bias
-        make = (lambda kind: self._fused(kind, scaling)) if fused else (lambda kind: self._dense(kind, encoding, ids))
-        return {kind: make(kind) for kind in dict.fromkeys(self.layer_types)}
+        masks = {}
+        self.in_place = not encoding.adds_bias and reads_pages(torch.empty(0, device=ids.device, dtype=dtype))
+        for kind in dict.fromkeys(self.layer_types):
+            if self._reads_in_place(self.layer_types.index(kind)):
+                masks[kind] = self._paged(kind, scaling)
+            elif ids.is_cuda and dtype in HALF_PRECISION and not encoding.adds_bias:
+                masks[kind] = self._packed(kind, scaling)
+            else:
+                masks[kind] = self._dense(kind, encoding, ids)
+        return masks
 
-    def _fused(self, kind: str, scaling: float) -> AttentionMask:
+    def _paged(self, kind: str, scaling: float) -> AttentionMask:
+        ends, key_ends = self.ends.int(), self.key_ends[kind].int()
+        group = self._group(self.layer_types.index(kind))
+        # without anything to read, the keys are the new tokens
+        rows = self.read_index[group] if self.read_index[group].numel() else self.write_index[group]
+
+        def attend(plain: Callable, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            first, second = (storage[0].transpose(0, 1) for storage in (key, value))
+            widths = self.widths[self.layer]
+            tokens = query[0].transpose(0, 1)
+            return paged_attention(tokens, first, second, rows, ends, key_ends, widths, scaling)[None]
+
+        return AttentionMask(attend=attend)
+
+    def _packed(self, kind: str, scaling: float) -> AttentionMask:
         ends, key_ends = self.ends.int(), self.key_ends[kind].int()
 
         def attend(plain: Callable, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -192,6 +222,17 @@ class PagedCache:
     def _first_ids(self, ids: Tensor) -> Tensor:
         """The id of each request's first new token: [R]."""
         return ids[0, self.ends[:-1].clamp(max=ids.shape[1] - 1)]
+
+    def _reads_in_place(self, layer: int) -> bool:
+        """Whether attention reads the cache itself. A sliding window's rows are overwritten before they are read."""
+        return self.in_place and self.layer_types[layer] == "full_attention"
+
+    def _storage(self, layer: int) -> tuple[Tensor, Tensor]:
+        """The two rows of all tokens of a layer: [rows, G, row width]."""
+        if self.selects:
+            return self.cache.layer_to_allocator[layer]._kv_token_views[layer]
+        place = self.cache.layer_index_to_group_indices[layer][1]
+        return self.cache.key_cache[place], self.cache.value_cache[place]
 
     def _widen(self, rows: Tensor) -> Tensor:
         return pad(rows, (0, self.row_width - rows.shape[-1]))
