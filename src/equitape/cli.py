@@ -18,6 +18,7 @@ from .commands.generate import chat, generate
 from .commands.inspect import inspect
 from .commands.listing import encodings, tasks
 from .commands.options import RecipeCommand, in_one_sentence, one_sentence
+from .commands.plan import plan
 from .commands.recipes import recipes
 from .commands.report import report
 from .commands.train import train
@@ -79,5 +80,7 @@ def main(
 for taking in (train, compare):
     app.command(cls=RecipeCommand)(in_one_sentence(taking))
 app.command("eval")(in_one_sentence(evaluate))
-for command in (report, demo, extend, adapt, generate, chat, inspect, check, bench, recipes, encodings, tasks, data):
+for command in (
+    report, demo, extend, adapt, generate, chat, inspect, check, bench, plan, recipes, encodings, tasks, data
+):  # fmt: skip
     app.command()(in_one_sentence(command))

@@ -1,20 +1,16 @@
-"""Estimates of memory and time from the sizes of a model; rough, and called estimates wherever they are shown."""
+"""Estimates of memory and time on one device, from the formulas of scale/; called estimates wherever they are shown."""
 
 from dataclasses import dataclass
 
 from ..model import EquitapeConfig
 from ..pretrained.settings import AdaptSettings
+from ..scale.costs import ModelCosts
+from ..scale.layouts import training_memory
 
 RATES = {"cuda": 1e14, "cpu": 1e11}
 """Operations per second that estimates of time assume; other devices count as 1e13."""
 MEMORY_SHARE = {"cuda": 0.8, "cpu": 0.5}
 """Of the device's memory that training may take by the estimate."""
-STATE_BYTES = 16
-"""Per trained weight: itself, its gradient and two averages of Adam, in float32."""
-ACTIVATION_WIDTHS = 34
-"""Bytes kept per token, layer and hidden unit for the backward pass, at two bytes per number."""
-CHECKPOINTED_WIDTHS = 4
-"""The same with gradient checkpointing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +41,7 @@ def usable_bytes(device: Device, given: float | None = None) -> float:
 
 
 def fit_memory(
-    config: EquitapeConfig, device: Device, trained: int, row_length: int, batch_size: int, room: float
+    costs: ModelCosts, device: Device, trained: int, row_length: int, batch_size: int, room: float
 ) -> tuple[int, bool, float]:
     """(micro-batches, whether to recompute activations, estimated bytes): the fastest way that fits, else the least.
 
@@ -58,30 +54,27 @@ def fit_memory(
         if batch_size % count == 0
     ]
     for count, checkpointing in ways:
-        needed = training_bytes(config, device, trained, row_length * batch_size // count, checkpointing)
+        needed = training_bytes(costs, device, trained, row_length * batch_size // count, checkpointing)
         if needed <= room:
             return count, checkpointing, needed
     return batch_size, True, needed
 
 
-def training_bytes(
-    config: EquitapeConfig, device: Device, trained: int, tokens: int, checkpointing: bool = False
-) -> float:
-    """An estimate of memory: weights, optimizer, activations of so many tokens, their logits."""
-    size = device.number_bytes
-    widths = CHECKPOINTED_WIDTHS if checkpointing else ACTIVATION_WIDTHS
-    activations = tokens * config.num_hidden_layers * config.hidden_size * widths * size / 2
-    logits = tokens * config.vocab_size * (size + 8)
-    return count_parameters(config) * size + trained * STATE_BYTES + activations + logits
+def training_bytes(costs: ModelCosts, device: Device, trained: int, tokens: int, checkpointing: bool = False) -> float:
+    """An estimate of memory: weights, optimizer, activations of so many tokens, their logits.
 
-
-def count_parameters(config: EquitapeConfig) -> int:
-    """Weights of the base, from its sizes; biases and norms are too few to matter."""
-    assert config.num_key_value_heads is not None and config.head_dim is not None
-    width = config.hidden_size
-    heads = config.head_dim * (2 * config.num_attention_heads + 2 * config.num_key_value_heads)
-    layers = config.num_hidden_layers // config.num_loops * width * (heads + 3 * config.intermediate_size)
-    return layers + width * config.vocab_size * (1 if config.tie_word_embeddings else 2)
+    Frozen layers keep less than the formulas say, so this is an upper estimate for LoRA.
+    """
+    on_cuda = device.kind == "cuda"
+    return training_memory(
+        costs,
+        tokens,
+        checkpointing=checkpointing,
+        compiled=on_cuda,
+        cuda=on_cuda,
+        size=device.number_bytes,
+        trained=trained,
+    ).peak
 
 
 def count_trained(config: EquitapeConfig, adapt: AdaptSettings, parameters: int) -> int:
@@ -102,9 +95,3 @@ def count_trained(config: EquitapeConfig, adapt: AdaptSettings, parameters: int)
     if adapt.trains("embeddings"):
         count += config.vocab_size * config.hidden_size
     return count
-
-
-def row_operations(config: EquitapeConfig, length: int) -> float:
-    """Operations of a forward pass over one row."""
-    attention = 2 * config.num_hidden_layers * config.hidden_size * length**2
-    return 2.0 * count_parameters(config) * length + attention

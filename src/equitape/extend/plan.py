@@ -7,8 +7,9 @@ from ..adapt.settings import train_defaults
 from ..model import EquitapeConfig
 from ..pretrained.settings import AdaptSettings
 from ..report.numbers import duration, quantity
+from ..scale.costs import ModelCosts
 from ..training.settings import Jumps, TrainSettings
-from .estimates import Device, count_parameters, count_trained, fit_memory, row_operations, usable_bytes
+from .estimates import Device, count_trained, fit_memory, usable_bytes
 from .settings import COMPARATORS, EVERY_COMPARATOR, UNTRAINED, WITHOUT_IDS, WITHOUT_JUMPS, ExtendSettings
 
 POLICY: dict[str, Any] = {
@@ -86,11 +87,12 @@ def make_plan(config: EquitapeConfig, settings: ExtendSettings, text: Text, devi
         raise ValueError(f"The base reads {context:,} tokens already; give a length above that for --to, not {to:,}.")
     row_length = choose_row_length(config, settings)
     adapt, positions = choose_method(config, settings, row_length)
-    parameters = count_parameters(config)
+    costs = ModelCosts(config)
+    parameters = costs.parameters
     trained = count_trained(config, adapt, parameters)
-    train, choices = choose_training(config, settings, adapt, row_length, text, device, trained)
+    train, choices = choose_training(costs, settings, adapt, row_length, text, device, trained)
     beyond = 2 * to
-    cheap = row_operations(config, beyond) / device.rate <= ROW_SECONDS
+    cheap = costs.forward(1, beyond).total / device.rate <= ROW_SECONDS
     lengths = tuple(sorted(set(settings.eval_lengths))) or doubled(context, to) + ((beyond,) if cheap else ())
     join = text.longest <= to and text.joined > text.longest
     text_lengths = reachable(
@@ -114,7 +116,7 @@ def make_plan(config: EquitapeConfig, settings: ExtendSettings, text: Text, devi
         trained=trained,
         parameters=parameters,
     )
-    return Plan(**{**plan.__dict__, "choices": (*plan.choices, *describe_proof(plan, config, settings, device))})
+    return Plan(**{**plan.__dict__, "choices": (*plan.choices, *describe_proof(plan, costs, settings, device))})
 
 
 def choose_row_length(config: EquitapeConfig, settings: ExtendSettings) -> int:
@@ -175,7 +177,7 @@ def choose_method(
 
 
 def choose_training(
-    config: EquitapeConfig,
+    costs: ModelCosts,
     settings: ExtendSettings,
     adapt: AdaptSettings,
     row_length: int,
@@ -198,7 +200,7 @@ def choose_training(
         )
     )
     room = usable_bytes(device, settings.memory)
-    accumulation, checkpointing, memory = fit_memory(config, device, trained, row_length, batch_size, room)
+    accumulation, checkpointing, memory = fit_memory(costs, device, trained, row_length, batch_size, room)
     given = {
         **train_defaults(adapt),
         **budget,
@@ -256,7 +258,7 @@ def choose_training(
     seconds = (
         60 * settings.minutes
         if settings.minutes is not None
-        else 3 * steps * batch_size * row_operations(config, row_length) / device.rate
+        else 3 * steps * batch_size * costs.forward(1, row_length).total / device.rate
     )
     choices.append(
         Choice(
@@ -264,7 +266,7 @@ def choose_training(
             value=f"about {duration(seconds)}",
             reason="The budget."
             if settings.minutes is not None
-            else f"An estimate from {quantity(count_parameters(config))} parameters, assuming {device.rate:g} "
+            else f"An estimate from {quantity(costs.parameters)} parameters, assuming {device.rate:g} "
             f"operations per second.",
         )
     )
@@ -312,14 +314,14 @@ def reachable(lengths: tuple[int, ...], context: int, to: int, available: int) -
     return (*kept, longest)
 
 
-def describe_proof(plan: Plan, config: EquitapeConfig, settings: ExtendSettings, device: Device) -> tuple[Choice, ...]:
+def describe_proof(plan: Plan, costs: ModelCosts, settings: ExtendSettings, device: Device) -> tuple[Choice, ...]:
     """What the proof measures and how long it takes by the estimate."""
     wanted = settings.text_lengths or plan.lengths
     left_out = [length for length in wanted if length > max(plan.text_lengths)]
-    rows = sum(row_operations(config, length) * plan.samples for length in (*plan.lengths, *plan.needle_lengths))
+    rows = sum(costs.forward(1, length).total * plan.samples for length in (*plan.lengths, *plan.needle_lengths))
     longest = max(plan.text_lengths)
     texts = sum(
-        row_operations(config, length) * plan.windows * longest / length for length in {*plan.short, *plan.text_lengths}
+        costs.forward(1, length).total * plan.windows * longest / length for length in {*plan.short, *plan.text_lengths}
     )
     seconds = 2 * (rows + texts) / device.rate
     return (

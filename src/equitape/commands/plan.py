@@ -1,0 +1,59 @@
+"""equitape plan."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from ..scale.settings import PlanSettings
+from .options import OptionsOf, takes_settings
+
+if TYPE_CHECKING:
+    from ..scale.planning import Plan
+
+
+@takes_settings
+def plan(
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="A size (155m, smollm2-135m, 1.1b, 7b, 70b, 405b), a folder, a GGUF file, or a name on the Hub."
+        ),
+    ],
+    given: Annotated[dict[str, Any], OptionsOf(cls=PlanSettings, names={"encodings": "encoding"})],
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+) -> None:
+    """Plan training and serving at a length on a number of GPUs: memory, operations, bytes over the wire, time.
+
+    Everything is computed from formulas and the model's configuration; nothing runs, and no weights are read. The exit
+    code is 1 if no layout fits into the GPUs.
+    """
+    from ..scale.planning import make_plans
+
+    plans = make_plans(model, PlanSettings.parse(given, "plan"))
+    if json:
+        import json as json_format
+
+        typer.echo(json_format.dumps([each.to_dict() for each in plans], indent=1))
+    else:
+        show_plans(plans, Console())
+    if not all(each.training.fits for each in plans):
+        raise typer.Exit(1)
+
+
+def show_plans(plans: "list[Plan]", console: Console) -> None:
+    """One column per encoding."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    from ..report.scale import plan_table
+
+    first = plans[0]
+    gpus = first.training.layout.gpus
+    title = f"{first.model}, {first.length:,} tokens, {gpus:,} {first.gpu.upper()}{'s' if gpus > 1 else ''}"
+    table = Table(title=escape(title))
+    for column in ("", *(each.encoding for each in plans)):
+        table.add_column(escape(column), justify="right" if column else "left")
+    for row in plan_table(plans):
+        table.add_row(*map(escape, row))
+    console.print(table)

@@ -1,0 +1,83 @@
+"""Plans as tables, for the terminal and for docs/explanation/scale.md."""
+
+from collections.abc import Sequence
+
+from ..scale.layouts import Layout
+from ..scale.planning import Plan
+from .numbers import number
+
+GIB = 2**30
+UNITS = ("", "k", "M", "G", "T", "P", "E", "Z", "Y")
+
+
+def figure(value: float, unit: str = "", base: int = 1000) -> str:
+    """A quantity with three significant digits and a prefix: 1.23 PFLOP."""
+    index = 0
+    while abs(value) >= base and index < len(UNITS) - 1:
+        value, index = value / base, index + 1
+    prefix = UNITS[index] + ("i" if base == 1024 and index else "")
+    return f"{number(float(value), digits=3)} {prefix}{unit}".rstrip()
+
+
+def gibibytes(size: float) -> str:
+    """Bytes in GiB."""
+    return f"{number(size / GIB, digits=3)} GiB"
+
+
+def seconds(value: float) -> str:
+    """A time with three significant digits."""
+    if value < 1:
+        return f"{number(1e3 * value, digits=3)} ms"
+    for size, unit in ((3600.0, "h"), (60.0, "min")):
+        if value >= 2 * size:
+            return f"{number(value / size, digits=3)} {unit}"
+    return f"{number(value, digits=3)} s"
+
+
+def describe_layout(layout: Layout) -> str:
+    """A layout in a few words."""
+    parts = []
+    if layout.context_parallel > 1:
+        parts.append(f"context {layout.context_parallel}")
+    if layout.rows_at_once > 1:
+        parts.append(f"data {layout.rows_at_once}")
+    if layout.sharded:
+        parts.append("FSDP2")
+    if layout.checkpointing:
+        parts.append("recompute")
+    return ", ".join(parts) or "one GPU"
+
+
+def plan_cells(plan: Plan) -> dict[str, str]:
+    """All figures of a plan, by name."""
+    training, serving, memory = plan.training, plan.serving, plan.training.memory
+    fewest = "more than 1,048,576" if plan.fewest_gpus is None else number(plan.fewest_gpus)
+    return {
+        "parameters": figure(plan.parameters),
+        "layout": describe_layout(training.layout),
+        "weights per GPU": gibibytes(memory.weights),
+        "optimizer per GPU": gibibytes(memory.optimizer),
+        "gradients per GPU": gibibytes(memory.gradients),
+        "gathered weights per GPU": gibibytes(memory.gathered),
+        "activations per GPU": gibibytes(memory.activations),
+        "logits per GPU": gibibytes(memory.logits),
+        "peak per GPU": gibibytes(memory.peak) + ("" if training.fits else " (too much)"),
+        "fewest GPUs that fit": fewest,
+        "operations per GPU and step": figure(training.operations, "FLOP"),
+        "ring traffic per GPU and step": gibibytes(training.ring_bytes),
+        "weights and gradients on the wire": gibibytes(training.gather_bytes),
+        "time to compute": seconds(training.compute_seconds),
+        "time of the wire": seconds(training.wire_seconds),
+        "time of a step": seconds(training.seconds),
+        "tokens per second": number(float(training.tokens_per_second), digits=3),
+        "cache of one row": gibibytes(serving.cache),
+        "GPUs to serve one row": number(serving.gpus),
+        "time to read the prompt": seconds(serving.prefill_seconds),
+        "time per new token": seconds(serving.token_seconds),
+    }
+
+
+def plan_table(plans: Sequence[Plan], names: Sequence[str] = ()) -> list[list[str]]:
+    """One row per figure, one column per plan; names: the figures to show. Default: all."""
+    cells = [plan_cells(plan) for plan in plans]
+    return [[name, *(each[name] for each in cells)] for name in names or cells[0]]

@@ -1,0 +1,224 @@
+"""What a model costs, from its configuration alone: weights, operations, kept activations, cache, ring traffic.
+
+The tests compare these formulas with what torch counts on small models and with measured peaks of larger ones.
+
+Letters in formulas: C hidden size, I inner size of the feed-forward layer, V vocabulary, H query heads, G key-value
+heads, D head dimension, b bytes per number.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import nn
+
+from ..encodings import LayerEncoding, build_encoding
+from ..model import EquitapeConfig
+from ..nn.backends import SPLIT_HEAD_DIM
+
+FLOAT32 = 4
+"""Bytes; norms, the softmax and statistics of attention are float32 whatever the model's dtype."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operations:
+    """Floating-point operations of matrix products; an addition and a multiplication count as two."""
+
+    matrix: float
+    """Of projections, feed-forward layers, the head and the encoding's updates."""
+    attention: float
+    """Of scores and averages."""
+
+    @property
+    def total(self) -> float:
+        return self.matrix + self.attention
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """One application of a decoder block: the widths that an encoding changes."""
+
+    key_width: int
+    """Columns of a query and of a key."""
+    value_width: int
+    """Columns of a value, the carried state included."""
+    parameters: int
+    encoding_operations: int
+    """Operations per token of the encoding's matrices."""
+    gates: int
+    """Numbers per token that a content gate keeps for the backward pass."""
+    updates: bool
+    """Whether the block updates a field."""
+    moves: bool
+    """Whether the field also moves, which keeps it once more."""
+    rotates: bool
+    calls: int
+    """Attention calls on CUDA: two where they train faster than one with a wide value."""
+    window: int | None
+
+
+class ModelCosts:
+    """The costs of a decoder. No weight is made."""
+
+    def __init__(self, config: EquitapeConfig):
+        assert isinstance(config.encoding, dict)
+        assert config.head_dim is not None and config.num_key_value_heads is not None
+        self.config = config
+        self.width, self.inner, self.vocabulary = config.hidden_size, config.intermediate_size, config.vocab_size
+        self.heads, self.groups, self.head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+        with torch.device("meta"):
+            self.encoding = build_encoding(config.encoding, config.geometry)
+            layers = [self.encoding.layer(index) for index in range(config.geometry.num_layers)]
+        self.encoding_parameters = sum(each.numel() for each in self.encoding.parameters())
+        self.loops = config.num_loops
+        self.layers = [self._block(index, layer) for index, layer in enumerate(layers)]
+
+    def _block(self, index: int, layer: LayerEncoding) -> Block:
+        config, parameters = self.config, dict(layer.named_parameters())
+        operations = self._encoding_operations(parameters, self.encoding.value_columns[index] or self.head_dim)
+        return Block(
+            key_width=self.head_dim + self.encoding.key_columns[index],
+            value_width=self.head_dim + self.encoding.value_columns[index],
+            parameters=sum(each.numel() for each in parameters.values()) + self._plain_parameters,
+            encoding_operations=operations,
+            gates=parameters["gate.weight"].shape[0] if "gate.weight" in parameters else 0,
+            updates=bool(self.encoding.has_field and operations),
+            moves=hasattr(layer, "move_gain"),
+            calls=2 if self.encoding.value_columns[index] and self.head_dim >= SPLIT_HEAD_DIM else 1,
+            rotates=type(layer).rotate is not LayerEncoding.rotate,
+            window=config.sliding_window if config.layer_types[index] == "sliding_attention" else None,
+        )
+
+    def _encoding_operations(self, parameters: dict[str, nn.Parameter], state: int) -> int:
+        """Operations per token of the matrices of a block's encoding, whose state has so many columns per head."""
+        operations = 0
+        for name, each in parameters.items():
+            if self.encoding.has_field and name == "mix_in":
+                # a matrix per token is formed from this one and mix_out, then applied to the state
+                parts = 2 if each.dim() == 3 else 1
+                operations += 2 * parts * self.groups**2 * (each.shape[-2] + state)
+            elif each.dim() > 1 and not (self.encoding.has_field and name == "mix_out"):
+                # a matrix reads the features of a token once, or mixes the heads of every column of the state
+                operations += 2 * each.numel() * (1 if each.shape[-1] == self.width else state)
+        return operations
+
+    @cached_property
+    def _projections(self) -> int:
+        """Weights of a block's matrices without the encoding."""
+        of_attention = self.width * self.head_dim * (2 * self.heads + 2 * self.groups)
+        return of_attention + 3 * self.width * self.inner
+
+    @cached_property
+    def _plain_parameters(self) -> int:
+        """Weights of a block without the encoding: matrices, norms and biases."""
+        config, count = self.config, self._projections + 2 * self.width
+        if config.attention_bias:
+            count += self.head_dim * (self.heads + 2 * self.groups)
+        if config.attention_output_bias:
+            count += self.width
+        if config.mlp_bias:
+            count += 2 * self.inner + self.width
+        return count + (2 * self.head_dim if config.qk_norm else 0)
+
+    @cached_property
+    def blocks(self) -> list[Block]:
+        """All applications of blocks, in order."""
+        return self.layers * self.loops
+
+    @cached_property
+    def embedding_parameters(self) -> int:
+        """The table of token embeddings, or of the head."""
+        return self.vocabulary * self.width
+
+    @cached_property
+    def parameters(self) -> int:
+        """All weights."""
+        tables = self.embedding_parameters * (1 if self.config.tie_word_embeddings else 2)
+        return sum(layer.parameters for layer in self.layers) + tables + self.width + self.encoding_parameters
+
+    def forward(self, rows: int, length: int, *, logits: int | None = None, causal: bool = True) -> Operations:
+        """Operations of a forward pass over rows of `length` tokens.
+
+        logits: tokens per row whose logits are computed. Default: all. causal: count only pairs of tokens that see
+        each other, as fused kernels do; False counts all pairs, as torch's counter does.
+        """
+        tokens = rows * length
+        matrix = 2 * rows * (length if logits is None else logits) * self.embedding_parameters
+        attention = 0
+        for block in self.blocks:
+            matrix += tokens * (2 * self._projections + block.encoding_operations)
+            seen = pairs(length, block.window) if causal else length * length
+            attention += 2 * rows * seen * self.heads * (block.key_width + block.value_width)
+        return Operations(matrix=matrix, attention=attention)
+
+    def attention(self, rows: int, length: int) -> tuple[float, float]:
+        """Operations of attention's kernels in training, forward and backward.
+
+        The backward pass computes scores again, then gradients of query, key, value and weights. Every call computes
+        its scores.
+        """
+        forward = backward = 0.0
+        for block in self.blocks:
+            seen, keys = 2 * rows * pairs(length, block.window) * self.heads, block.calls * block.key_width
+            forward += seen * (keys + block.value_width)
+            backward += seen * (3 * keys + 2 * block.value_width)
+        return forward, backward
+
+    def kept_by_block(self, block: Block, size: int, *, compiled: bool = True, cuda: bool = True) -> int:
+        """Bytes per token that a block keeps for its backward pass. size: b."""
+        if compiled:
+            # tokens before both norms, both normalised; gate, up and their product
+            plain = size * (4 * self.width + 3 * self.inner)
+        else:
+            # every norm keeps float32 tokens, and them normalised before and after its weight
+            plain = 2 * (FLOAT32 + 2 * size) * self.width + 4 * size * self.inner
+        carried = block.value_width - self.head_dim
+        # two calls join their results; on the CPU, every wide value takes two
+        splits = block.calls > 1 or (carried > 0 and not cuda)
+        numbers = block.key_width * (self.heads + self.groups) + block.value_width * (self.heads + self.groups)
+        if block.rotates or carried:
+            # the output projection reads another layout than attention writes
+            numbers += self.heads * self.head_dim
+        if splits:
+            numbers += self.heads * carried
+        if block.updates:
+            numbers += block.gates + self.groups * self.head_dim * ((not carried) + block.moves)
+        if self.config.qk_norm:
+            numbers += self.head_dim * (self.heads + self.groups)
+        statistics = FLOAT32 * (2 + self.heads * (2 if splits else 1))
+        return plain + size * numbers + statistics
+
+    def kept(self, size: int, *, compiled: bool = True, cuda: bool = True) -> int:
+        """Bytes per token that all blocks and the last norm keep for the backward pass; logits are not included."""
+        last = 2 * size * self.width if compiled else (FLOAT32 + 2 * size) * self.width
+        return last + sum(self.kept_by_block(block, size, compiled=compiled, cuda=cuda) for block in self.blocks)
+
+    def kept_checkpoints(self, size: int) -> int:
+        """The same with gradient checkpointing: what enters each block, tokens and field."""
+        field = self.groups * self.head_dim if any(block.updates for block in self.blocks) else 0
+        return size * len(self.blocks) * (self.width + field) + 2 * size * self.width
+
+    def logits(self, size: int, *, compiled: bool = True) -> int:
+        """Bytes per token of logits and loss where the backward pass begins.
+
+        Compiled code writes the gradient over the logits; otherwise there are float32 log-probabilities and their
+        gradient too.
+        """
+        return self.vocabulary * (size if compiled else size + 2 * FLOAT32)
+
+    def cache(self, size: int) -> int:
+        """Bytes per token of keys and values, for full attention."""
+        return size * self.groups * sum(block.key_width + block.value_width for block in self.blocks)
+
+    def ring(self, tokens: int, processes: int, size: int) -> int:
+        """Bytes that each of several processes sends in one forward pass over `tokens` tokens: its keys and values
+        visit all others.
+        """
+        return tokens // processes * (processes - 1) * self.cache(size)
+
+
+def pairs(length: int, window: int | None = None) -> int:
+    """Pairs of a token and one that it sees: itself and earlier ones, at most `window`."""
+    if window is None or window >= length:
+        return length * (length + 1) // 2
+    return window * (window + 1) // 2 + (length - window) * window

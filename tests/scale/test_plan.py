@@ -1,0 +1,130 @@
+"""equitape plan: layouts, tables, and what is refused."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from cases import tiny_config
+from equitape import EquitapeForCausalLM
+from equitape.bench.shapes import SHAPES
+from equitape.cli import app
+from equitape.scale import plan
+from equitape.scale.costs import ModelCosts
+from equitape.scale.layouts import Layout, best_training, layouts, plan_training
+from equitape.scale.machines import GPUS
+
+H200 = GPUS["h200"]
+
+
+def costs_of(name, encoding="tape", length=131072):
+    return ModelCosts(SHAPES[name].config(encoding, "sdpa", length))
+
+
+def call(*arguments):
+    return CliRunner().invoke(app, ["plan", *map(str, arguments)])
+
+
+def message(result):
+    return " ".join(result.output.replace("│", " ").split())
+
+
+def test_a_split_row_takes_less_memory_and_the_same_work():
+    costs = costs_of("1.1b")
+    alone, shared = (
+        plan_training(costs, H200, Layout(gpus=8, context_parallel=parts, sharded=True, checkpointing=True), 1, 131072)
+        for parts in (1, 8)
+    )
+    assert shared.memory.activations == alone.memory.activations / 8
+    assert shared.memory.weights == alone.memory.weights
+    assert 8 * shared.operations == alone.operations
+    assert (alone.tokens, shared.tokens) == (8 * 131072, 131072)
+    # keys and values of an eighth of the row visit seven GPUs: forward, recomputed, and twice as much backward
+    assert shared.ring_bytes == 4 * 7 * (131072 // 8) * costs.cache(2)
+    assert alone.ring_bytes == 0
+
+
+def test_the_cache_of_tape_is_wider_where_it_carries():
+    rope, tape = costs_of("155m", "rope"), costs_of("155m")
+    assert rope.cache(2) == 36864
+    assert tape.cache(2) == 36864 + 11 * 12 * 64 * 2
+
+
+def test_the_best_layout_fits_and_no_shorter_ring_is_nearly_as_fast():
+    costs = costs_of("1.1b", length=1 << 20)
+    best = best_training(costs, H200, 16, 1, 1 << 20)
+    assert best.fits
+    assert best.layout.context_parallel > 1
+    others = [plan_training(costs, H200, layout, 1, 1 << 20) for layout in layouts(16, 1 << 20)]
+    most = max(each.tokens_per_second for each in others if each.fits)
+    assert best.tokens_per_second >= 0.9 * most
+    shorter = [each for each in others if each.fits and each.layout.context_parallel < best.layout.context_parallel]
+    assert all(each.tokens_per_second < 0.9 * most for each in shorter)
+    assert not all(each.fits for each in others)
+
+
+def test_a_row_that_cannot_be_split_stays_whole():
+    assert {layout.context_parallel for layout in layouts(8, 100)} == {1, 2}
+
+
+def test_one_plan_per_encoding():
+    rope, tape = plan("7b", 131072, gpus=8)
+    assert (rope.encoding, tape.encoding) == ("rope", "tape")
+    assert tape.parameters > rope.parameters > 7e9
+    assert tape.training.fits
+    assert rope.training.fits
+    assert tape.training.tokens_per_second < rope.training.tokens_per_second
+    assert tape.serving.cache == 131072 * (32 * 2 * 8 * 128 + 31 * 8 * 128) * 2
+    (given,) = plan("7b", 131072, gpus=8, encodings=["alibi"], context_parallel=4, checkpointing=False)
+    assert given.training.layout == Layout(gpus=8, context_parallel=4, sharded=True, checkpointing=False)
+
+
+def test_the_command_prints_the_same_as_the_library():
+    result = call("smollm2-135m", "--length", 8192, "--gpus", 1, "--json")
+    assert result.exit_code == 0, result.output
+    plans = json.loads(result.output)
+    assert plans == json.loads(json.dumps([each.to_dict() for each in plan("smollm2-135m", 8192, gpus=1)]))
+    table = call("smollm2-135m", "--length", 8192, "--gpus", 1).output
+    assert "smollm2-135m, 8,192 tokens, 1 H200" in table
+    assert "peak per GPU" in table
+
+
+def test_a_folder_is_planned_with_its_encoding(tmp_path):
+    EquitapeForCausalLM(tiny_config("tape2")).save_pretrained(tmp_path)
+    (found,) = plan(tmp_path, 64, gpus=1)
+    assert found.encoding == "tape2"
+    assert found.parameters == EquitapeForCausalLM(tiny_config("tape2")).num_parameters()
+
+
+def test_too_little_memory_is_an_exit_code():
+    result = call("405b", "--length", 131072, "--gpus", 8)
+    assert result.exit_code == 1
+    assert "(too much)" in message(result)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("8b", "--length", 100), "There is no size or model '8b'"),
+        (("tiny", "--length", 100, "--gpus", 6, "--context-parallel", 4), "6 GPUs cannot form groups of 4"),
+        (("tiny", "--length", 100, "--context-parallel", 8), "A row of 100 tokens cannot be split over 8 GPUs"),
+        (("tiny", "--length", 100, "--encoding", "t5"), "Encoding 't5' adds a bias to every score"),
+        (("tiny", "--length", 100, "--gpu", "h300"), "h300"),
+    ],
+    ids=["model", "groups", "length", "bias", "gpu"],
+)
+def test_bad_input_is_refused_in_one_sentence(arguments, words):
+    result = call(*arguments)
+    assert result.exit_code == 2
+    assert words in message(result)
+
+
+def test_the_page_has_the_tables_of_the_formulas():
+    path = Path(__file__).parent.parent.parent / "docs/tables.py"
+    spec = importlib.util.spec_from_file_location("docs_tables", path)
+    tables = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tables)
+    text = tables.SCALE.read_text()
+    assert tables.scale_page(text) == text, "rewrite it: python docs/tables.py"
