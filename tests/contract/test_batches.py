@@ -131,3 +131,35 @@ def test_sliding_window_packed_and_padded(case):
     packed = model(torch.cat(rows)[None], segment_ids=segments).logits[0].split([len(row) for row in rows])
     for part, other in zip(packed, expected, strict=True):
         assert gap(part, other) < 1e-9
+
+
+@pytest.mark.parametrize("case", DETERMINISTIC)
+def test_logits_of_padding_on_the_right_are_those_of_the_mask(case):
+    """As transformers' test_left_padding_compatibility: the last column, padding in all rows but one, with more padding."""
+    model = build(case)
+    tokens = draw_tokens(6, 6)
+    mask = torch.tril(torch.ones_like(tokens))
+    more = torch.zeros(6, 8, dtype=torch.long)
+
+    def last(tokens, mask):
+        ids = (mask.cumsum(-1) - 1).masked_fill(mask == 0, 1)
+        return model(tokens, attention_mask=mask, position_ids=ids, use_cache=False).logits[:, -1]
+
+    with torch.no_grad():
+        plain, padded = last(tokens, mask), last(torch.cat((more, tokens), 1), torch.cat((more, mask), 1))
+    assert gap(plain, padded) < 1e-9
+
+
+@pytest.mark.parametrize("case", ["rope", "alibi", "tape", "tape2"])
+def test_training_drops_the_mask_over_padding_on_the_right(case):
+    model = build(case).train()
+    rows = rows_of()
+    expected = separate(model, rows)
+    tokens = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    mask = torch.nn.utils.rnn.pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
+
+    def padded():
+        output = model(tokens, attention_mask=mask, use_cache=False).logits
+        return [part[: len(row)] for part, row in zip(output, rows, strict=True)]
+
+    assert_same(results(model, rows, padded), expected)

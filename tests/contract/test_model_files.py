@@ -98,3 +98,22 @@ def test_a_decoder_without_a_language_modelling_head_is_refused_as_a_language_mo
 
 def test_a_model_made_from_no_file_is_initialised():
     assert EquitapeForCausalLM.from_pretrained(None, config=tiny_config("tape"), state_dict={})
+
+
+def test_scalars_of_version_0_1_are_read(tmp_path):
+    model = build("fire", dtype=torch.float32)
+    model.save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    scalars = [name for name in weights if name.endswith((".c", ".threshold_factor"))]
+    assert len(scalars) == 2 * model.config.num_hidden_layers
+    old = {name: weight.reshape(()) if name in scalars else weight for name, weight in weights.items()}
+    save_file(old, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    loaded = EquitapeForCausalLM.from_pretrained(tmp_path)
+    assert all(torch.equal(weight, loaded.state_dict()[name]) for name, weight in model.state_dict().items())
+    # a checkpoint of Trainer is read by torch
+    fresh = build("fire", dtype=torch.float32, seed=1)
+    fresh.load_state_dict(old)
+    assert all(torch.equal(weight, fresh.state_dict()[name]) for name, weight in model.state_dict().items())
+    # and what is saved again has the new shapes
+    loaded.save_pretrained(tmp_path / "again")
+    assert all(load_file(tmp_path / "again" / "model.safetensors")[name].shape == (1,) for name in scalars)

@@ -125,7 +125,9 @@ def test_block_masks_see_the_same(heads, monkeypatch):
     segments = torch.arange(150) // 90
     positions = masks.build_positions(build("rope").model.encoding, x, None, None, segments[None], None)
     hook = ShiftedSparseAttention(40)
-    mask = masks.build_masks(config, build("rope").model.encoding, x, None, positions, None, hook)["full_attention"]
+    mask = masks.build_masks(config, build("rope").model.encoding, x, None, positions, None, True, hook)[
+        "full_attention"
+    ]
     assert isinstance(mask.attend, HalvesOfHeads)
     assert isinstance(mask.attend.first, BlockMask)
     assert isinstance(mask.attend.second, BlockMask)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from rich.console import Console
+from safetensors.torch import load_file, save_file
 from tiny import losses, numbered, read_lines, run, run_and_die, settings, small_model
 
 from equitape import EquitapeForCausalLM
@@ -134,6 +135,27 @@ def test_checkpoint_that_has_its_checksums_but_cannot_be_read(name, whole, tmp_p
     checkpoints.publish(changed, run_dir, {**progress, "new": 1}, keep=9)
     with pytest.raises(ValueError, match=r"Cannot read the checkpoint .*checkpoint-24'.*delete it"):
         run(run_dir, resume=True, **{**EVERYTHING, "steps": 30})
+
+
+def test_a_checkpoint_with_scalars_of_version_0_1_resumes(tmp_path):
+    run(tmp_path / "whole", encoding="fire", steps=4, save_steps=2, save_total_limit=9)
+    old = Path(shutil.copytree(tmp_path / "whole", tmp_path / "old"))
+    checkpoint = old / "checkpoints" / "checkpoint-2"
+    shutil.rmtree(old / "checkpoints" / "checkpoint-4")
+    progress = checkpoints.read_progress(checkpoint)
+    optimizer = torch.load(checkpoint / "optimizer.pt", weights_only=True)
+    for state in optimizer["state"].values():
+        state.update({name: value.reshape(()) for name, value in state.items() if value.numel() == 1})
+    changed = Path(shutil.copytree(checkpoint, old / "saving" / "checkpoint-2"))
+    torch.save(optimizer, changed / "optimizer.pt")
+    weights = load_file(changed / "model.safetensors")
+    scalars = {name: value.reshape(()) for name, value in weights.items() if value.numel() == 1}
+    assert scalars
+    save_file({**weights, **scalars}, changed / "model.safetensors", metadata={"format": "pt"})
+    (changed / checkpoints.MANIFEST).unlink()
+    checkpoints.publish(changed, old, progress, keep=9)
+    run(old, encoding="fire", steps=4, save_steps=2, save_total_limit=9, resume=True)
+    assert same(tmp_path / "whole", old)
 
 
 def test_resuming_a_finished_run_trains_no_more(whole, tmp_path):

@@ -23,10 +23,15 @@ def check(
     from ..inspect.certificate import certify
     from ..pretrained.loading import load_model
     from ..report.inspection_text import certificate_json, print_certificate
+    from ..runs.progress import Progress
 
     if dtype not in ("float64", "float32"):
         raise ValueError(f"dtype is {dtype!r}; it must be float64 or float32.")
-    certificate = certify(load_model(model, dtype, base, as_ours=False), tokens, seed)
+    progress = Progress(Console(stderr=True))
+    with progress.phase("loading the model"):
+        loaded = load_model(model, dtype, base, as_ours=False)
+    with progress.phase("checking"):
+        certificate = certify(loaded, tokens, seed)
     if json:
         typer.echo(certificate_json(certificate))
     else:

@@ -27,6 +27,7 @@ def compare(
     """
     from ..report import write_report
     from ..runs.folders import file_name
+    from ..runs.progress import Progress
     from ..training import compare as comparison
     from ..training.plan import make_plan
     from ..training.recipe import load_recipe
@@ -36,7 +37,9 @@ def compare(
     loaded = load_recipe(recipe, overrides or [], small=small)
     out = out or Path("runs") / file_name(loaded.name)
     comparison.check_directory(out, loaded)
-    plan = make_plan(loaded)
+    progress = Progress(Console(stderr=True))
+    with progress.phase("reading the data"):
+        plan = make_plan(loaded)
     check_data(out, plan.task)
     if dry_run:
         show_plan(plan, Console())
@@ -46,7 +49,7 @@ def compare(
     if plan.task.warning:
         typer.echo(f"Warning: {plan.task.warning}", err=True)
     with keeping(lambda: comparison.describe_kept(plan, out), resume=False):
-        results = comparison.compare(plan, out, jobs=jobs, console=Console(stderr=True))
+        results = comparison.compare(plan, out, jobs=jobs, console=progress.console)
         write_report(results, out)
     show_results(results, Console())
     typer.echo(f"Wrote the report to {out / 'report.html'}.")

@@ -100,6 +100,7 @@ def run(
     from ..evaluation.runner import check_out, describe_kept, prepare, run_prepared
     from ..pretrained.loading import check_model, is_local
     from ..runs.folders import file_name
+    from ..runs.progress import Progress
     from ..tasks import EVALUATIONS, build_evaluations
     from ..tasks.evaluated_model import load_evaluated_model, model_label
 
@@ -123,26 +124,30 @@ def run(
         check_model(model, options.base)
     for task in tasks:
         task.check_data()
-    evaluated = load_evaluated_model(
-        model,
-        base=options.base,
-        tokenizer=options.tokenizer,
-        dtype=options.dtype,
-        device=options.device,
-        label=options.name,
-    )
+    progress = Progress(console)
+    with progress.phase("loading the model"):
+        evaluated = load_evaluated_model(
+            model,
+            base=options.base,
+            tokenizer=options.tokenizer,
+            dtype=options.dtype,
+            device=options.device,
+            label=options.name,
+        )
     # prepare all tasks before the first one runs, so that errors come early
-    prepared = [
-        prepare(evaluated, task, folder, resume=options.resume, score=not options.no_score)
-        for task, folder in zip(tasks, folders, strict=True)
-    ]
-    for each in prepared:
-        with keeping(partial(describe_kept, each), resume=True):
-            report = run_prepared(each, batch_tokens=options.batch_tokens, console=console)
-            if each.score:
-                show(report, each.out)
-        if not each.score:
-            console.print(f"Wrote answers to {each.out}; score them with: equitape eval {each.out} --rescore")
+    prepared = []
+    for task, folder in zip(tasks, folders, strict=True):
+        with progress.phase(f"preparing {task.full_name}"):
+            prepared.append(prepare(evaluated, task, folder, resume=options.resume, score=not options.no_score))
+    with progress.over_runs(len(prepared)):
+        for each in prepared:
+            with keeping(partial(describe_kept, each), resume=True):
+                report = run_prepared(each, batch_tokens=options.batch_tokens, progress=progress)
+                progress.end_run()
+                if each.score:
+                    show(report, each.out)
+            if not each.score:
+                console.print(f"Wrote answers to {each.out}; score them with: equitape eval {each.out} --rescore")
 
 
 def read_beside(given: tuple[str, ...]) -> dict[str, Path]:

@@ -78,16 +78,27 @@ def inspect(
     from ..report.pages import write_plots
     from ..runs.environment import describe_environment
     from ..runs.files import write_json
+    from ..runs.progress import Progress
 
     options = InspectOptions.parse(given, "inspect")
-    loaded = load_model(model, options.dtype, options.base)
+    console = Console()
+    progress = Progress(console)
+    with progress.phase("loading the model"):
+        loaded = load_model(model, options.dtype, options.base)
     text = find_text(
         loaded.config, model, options.base, options.tokenizer, options.text, options.ids, options.max_tokens
     )
     also = options.also if options.stability else {}
-    others = {name: load_model(folder, options.dtype) for name, folder in also.items()}
-    inspection = inspect_model(loaded, text.input_ids, text.labels, show=options.window(), max_cells=options.cells)
-    stability = measure_stability(loaded, text.input_ids, text.begin_token, others) if options.stability else None
+    others = {}
+    for name, folder in also.items():
+        with progress.phase(f"loading {name}"):
+            others[name] = load_model(folder, options.dtype)
+    with progress.phase("recording attention and states"):
+        inspection = inspect_model(loaded, text.input_ids, text.labels, show=options.window(), max_cells=options.cells)
+    stability = None
+    if options.stability:
+        with progress.phase("measuring stability"):
+            stability = measure_stability(loaded, text.input_ids, text.begin_token, others)
     notes = [text.note] * bool(text.note) + inspection.notes()
     facts: dict[str, str | None] = {
         "encoding": ", ".join(f"{key}={value}" for key, value in loaded.config.encoding.items()),
@@ -99,12 +110,12 @@ def inspect(
     }
     known = {key: value for key, value in facts.items() if value is not None}
     title = f"Inside {Path(model).name or model}"
-    write_page(options.out / PAGE, inspection, title=title, facts=list(known.items()), stability=stability)
-    measured = None if stability is None else asdict(stability)
-    numbers = {"facts": known, "notes": notes, "by_layer": inspection.by_layer(), "stability": measured}
-    write_json(options.out / NUMBERS, numbers)
-    files = [PAGE, NUMBERS, *write_plots(inspection_plots(inspection), options.out)]
-    console = Console()
+    with progress.phase("writing the page"):
+        write_page(options.out / PAGE, inspection, title=title, facts=list(known.items()), stability=stability)
+        measured = None if stability is None else asdict(stability)
+        numbers = {"facts": known, "notes": notes, "by_layer": inspection.by_layer(), "stability": measured}
+        write_json(options.out / NUMBERS, numbers)
+        files = [PAGE, NUMBERS, *write_plots(inspection_plots(inspection), options.out)]
     print_layers(inspection, console)
     if stability is not None:
         print_stability(stability, console)

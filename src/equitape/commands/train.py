@@ -67,7 +67,9 @@ def train(
     check_directory(out, single, resume)
     # set by torchrun and accelerate launch
     check_processes(loaded.train, int(os.environ.get("WORLD_SIZE", "1")))
-    plan = make_plan(single)
+    progress = Progress(Console(stderr=True, quiet=os.environ.get("RANK", "0") != "0"))
+    with progress.phase("reading the data"):
+        plan = make_plan(single)
     check_data(out, plan.task)
     if dry_run:
         show_plan(plan, Console())
@@ -80,7 +82,6 @@ def train(
             typer.echo(f"Training data: {plan.data}", err=True)
         if plan.task.warning:
             typer.echo(f"Warning: {plan.task.warning}", err=True)
-    progress = Progress(Console(stderr=True))
     try:
         with keeping(lambda: describe_kept(out), resume=True):
             result = execute(plan, choice.label, number, out, resume=resume, progress=progress)

@@ -83,11 +83,32 @@ class HookedModule(nn.Module, metaclass=InitialisedType):
         """
 
 
+class SmallLinear(nn.Module):
+    """A linear layer with few inputs, under its own class: quantization and adapters replace every nn.Linear."""
+
+    def __init__(self, num_inputs: int, num_outputs: int):
+        super().__init__()
+        drawn = nn.Linear(num_inputs, num_outputs)
+        self.weight, self.bias = drawn.weight, drawn.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: [..., num_inputs] to [..., num_outputs]."""
+        return nn.functional.linear(x, self.weight, self.bias)
+
+
 class LayerEncoding(HookedModule):
     """The part of an encoding inside one block."""
 
     keeps_sums: bool = False
     """Whether cached keys of this block hold running sums, from which a cached sequence continues."""
+    scalars: tuple[str, ...] = ()
+    """Parameters of shape [1] that files of version 0.1 hold as scalars, which cannot be sharded."""
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        for name in self.scalars:
+            if f"{prefix}{name}" in state_dict:
+                state_dict[f"{prefix}{name}"] = state_dict[f"{prefix}{name}"].reshape(1)
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def rotate(self, query: Tensor, key: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
         """Apply positions to query [B, H, N, D] and key [B, G, N, D]; the returned key is cached."""

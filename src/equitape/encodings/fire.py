@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from .base import LayerEncoding, PositionalEncoding, register_encoding
+from .base import LayerEncoding, PositionalEncoding, SmallLinear, register_encoding
 from .frequencies import position_dtype
 from .options import Options
 from .positions import Positions
@@ -29,18 +29,20 @@ class FIREOptions(Options):
 class FIRELayer(LayerEncoding):
     """b_ij = f(psi(p_i - p_j) / psi(max(p_i, L))), psi(x) = log(|c x| + 1), f a network 1 -> width -> H."""
 
+    scalars = ("c", "threshold_factor")
+
     def __init__(self, options: FIREOptions, num_heads: int):
         super().__init__()
         self.options = options
-        self.inner = nn.Linear(1, options.width)
-        self.outer = nn.Linear(options.width, num_heads)
-        self.c = nn.Parameter(torch.empty(()))
-        self.threshold_factor = nn.Parameter(torch.empty(()))
+        self.inner = SmallLinear(1, options.width)
+        self.outer = SmallLinear(options.width, num_heads)
+        self.c = nn.Parameter(torch.empty(1))
+        self.threshold_factor = nn.Parameter(torch.empty(1))
 
     def reset_parameters(self, std: float) -> None:
         # torch's initialisation, as in the authors' listing: small weights without biases would make f linear
         for linear in (self.inner, self.outer):
-            bound = linear.in_features**-0.5
+            bound = linear.weight.shape[1] ** -0.5
             nn.init.uniform_(linear.weight, -bound, bound)
             nn.init.uniform_(linear.bias, -bound, bound)
         nn.init.constant_(self.c, self.options.initial_c)

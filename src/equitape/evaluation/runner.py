@@ -56,7 +56,7 @@ def evaluate(
     score: False only writes the answers and returns the settings; `rescore` makes the report later.
     """
     prepared = prepare(evaluated, task, out, resume=resume, score=score)
-    return run_prepared(prepared, batch_tokens=batch_tokens, console=console)
+    return run_prepared(prepared, batch_tokens=batch_tokens, progress=Progress(console))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,14 +85,19 @@ def prepare(
 
 
 def run_prepared(
-    prepared: Prepared, *, batch_tokens: int | None = None, console: Console | None = None
+    prepared: Prepared, *, batch_tokens: int | None = None, progress: Progress | None = None
 ) -> dict[str, Any]:
-    """`evaluate` after preparation."""
+    """`evaluate` after preparation. progress: shows units, and those that are kept from before."""
+    progress = progress or Progress()
     with locked(prepared.out):
         write_json(prepared.out / SETTINGS, prepared.settings)
         done = {key for key, record in read_results(prepared.out).items() if "error" not in record}
         waiting = [unit for unit in prepared.units if unit.key not in done]
-        run_units(prepared.evaluated, prepared.task, waiting, prepared.out, batch_tokens, Progress(console))
+        if done:
+            progress.console.print(
+                f"Continuing: {len(done)} of {counted(len(prepared.units), 'unit')} are done.", highlight=False
+            )
+        run_units(prepared.evaluated, prepared.task, waiting, prepared.out, batch_tokens, progress)
         return rescore(prepared.out) if prepared.score else prepared.settings
 
 
@@ -178,7 +183,7 @@ def run_units(
     waiting = list(units)
     environment = describe_environment()
     began = time.perf_counter()
-    with progress.phase(task.full_name, sum(unit.cost for unit in units)) as phase:
+    with progress.phase(task.full_name, sum(unit.cost for unit in units), main=True) as phase:
         while waiting:
             batch = next(batches_of(waiting, batch_tokens, mix))
             try:

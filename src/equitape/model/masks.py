@@ -114,9 +114,14 @@ def build_masks(
     attention_mask: Mask,
     positions: Positions,
     past: Cache | None,
+    training: bool = False,
     hook: AttentionHook | None = None,
 ) -> dict[str, AttentionMask]:
-    """What each layer type attends to. hook: makes masks instead of the plain ones."""
+    """What each layer type attends to.
+
+    training: padding on the right needs no mask, since nothing reads the logits there. hook: makes masks instead of
+    the plain ones.
+    """
     if past is not None and not past.is_compileable and past.get_seq_length() == 0:
         # nothing is cached yet: the first call needs the same mask as without a cache
         past = None
@@ -124,7 +129,9 @@ def build_masks(
         raise ValueError("training_attention needs full sequences; do not pass past_key_values, or call model.eval().")
     types = config.layer_types
     return {
-        kind: _build_layer_mask(config, encoding, x, attention_mask, positions, past, kind, types.index(kind), hook)
+        kind: _build_layer_mask(
+            config, encoding, x, attention_mask, positions, past, kind, types.index(kind), training, hook
+        )
         for kind in dict.fromkeys(types)
     }
 
@@ -138,6 +145,7 @@ def _build_layer_mask(
     past: Cache | None,
     kind: str,
     layer: int,
+    training: bool,
     hook: AttentionHook | None,
 ) -> AttentionMask:
     window = config.sliding_window if kind == "sliding_attention" else None
@@ -145,8 +153,8 @@ def _build_layer_mask(
     num_tokens = x.shape[1]
     num_keys, first_key = past.get_mask_sizes(num_tokens, layer) if past is not None else (num_tokens, 0)
     if hook is not None:
-        return hook(lambda also: _build_mask(config, x, own_mask, positions, past, window, True, also), config)
-    mask = _build_mask(config, x, own_mask, positions, past, window, not encoding.adds_bias)
+        return hook(lambda also: _build_mask(config, x, own_mask, positions, past, window, True, True, also), config)
+    mask = _build_mask(config, x, own_mask, positions, past, window, not encoding.adds_bias, training)
     if not encoding.adds_bias:
         return AttentionMask(mask)
     if past is None:
@@ -163,6 +171,7 @@ def _build_mask(
     past: Cache | None,
     window: int | None,
     may_skip: bool,
+    training: bool,
     also: MaskFunction | None = None,
 ) -> Tensor | BlockMask | None:
     if isinstance(attention_mask, BlockMask) or (attention_mask is not None and attention_mask.dim() == 4):
@@ -178,9 +187,11 @@ def _build_mask(
         )
     batch, num_tokens = x.shape[:2]
     padding = positions.valid if positions.segments is None else None
-    # causality hides right padding: neither it nor a mask of ones needs a dense mask
-    if padding is not None and may_read() and bool((padding[:, :-1] | ~padding[:, 1:]).all()):
-        padding = None
+    # a mask of ones needs no dense mask; in training neither does right padding, which causality hides from tokens
+    if padding is not None and may_read():
+        unneeded = padding[:, :-1] | ~padding[:, 1:] if training else padding
+        if bool(unneeded.all()):
+            padding = None
     windowed = window is not None and num_tokens > window
     plain = padding is None and positions.segments is None and not windowed
     if plain and may_skip and config._attn_implementation == "sdpa":

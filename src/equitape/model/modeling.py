@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache, GenerationMixin, PreTrainedModel
+from transformers import initialization as init
 from transformers.generation.continuous_batching.continuous_api import ContinuousMixin
 from transformers.modeling_layers import (
     GenericForQuestionAnswering,
@@ -19,7 +20,7 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from ..encodings import LayerEncoding, PositionalEncoding, build_encoding
-from ..encodings.base import ENCODINGS
+from ..encodings.base import ENCODINGS, SmallLinear
 from ..nn.core import last_cached_key
 from ..nn.norm import RMSNorm
 from . import checks
@@ -27,6 +28,7 @@ from .attention import EquitapeAttention
 from .block import EquitapeDecoderLayer
 from .configuration import EquitapeConfig
 from .masks import AttentionHook, build_masks, build_positions
+from .old_files import accept_scalars
 from .paged import PagedCache, PagedModel
 
 
@@ -64,6 +66,10 @@ class EquitapePreTrainedModel(PreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
+        if isinstance(module, SmallLinear):
+            # as transformers' version does with nn.Linear
+            init.normal_(module.weight, std=self.config.initializer_range)
+            init.zeros_(module.bias)
         if isinstance(module, (PositionalEncoding, LayerEncoding)):
             module.reset_parameters(self.config.initializer_range)
 
@@ -119,6 +125,7 @@ class EquitapeModel(EquitapePreTrainedModel):
         self.layers = nn.ModuleList(
             [EquitapeDecoderLayer(config, index, self.encoding.layer(index)) for index in range(geometry.num_layers)]
         )
+        accept_scalars(self.layers)
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.gradient_checkpointing = False
         self.post_init()
@@ -176,7 +183,9 @@ class EquitapeModel(EquitapePreTrainedModel):
             )
             may_cache = positions.segments is None and self.encoding.cache_refusal is None
             hook = self.training_attention if self.training else None
-            masks = build_masks(self.config, self.encoding, x, attention_mask, positions, past_key_values, hook)
+            masks = build_masks(
+                self.config, self.encoding, x, attention_mask, positions, past_key_values, self.training, hook
+            )
             if use_cache and past_key_values is None and may_cache:
                 past_key_values = DynamicCache(config=self.config)
             past = past_key_values

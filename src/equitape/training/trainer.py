@@ -103,6 +103,14 @@ class EquitapeTrainer(Trainer):
             self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer or self.optimizer, self.schedule)
         return self.lr_scheduler
 
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        # version 0.1 had scalar parameters
+        for parameter, state in self.optimizer.state.items() if checkpoint is not None else ():
+            for name, value in state.items():
+                if name != "step" and isinstance(value, Tensor) and value.dim() == 0 and parameter.dim() == 1:
+                    state[name] = value.reshape(1)
+
     def _load_rng_state(self, checkpoint: str | None) -> None:
         try:
             super()._load_rng_state(checkpoint)
