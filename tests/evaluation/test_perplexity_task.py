@@ -161,6 +161,7 @@ def test_nan_weights_are_a_result_that_can_be_read_again(texts, tmp_path):
     options = {"data": str(texts), "lengths": [16], "short": 8}
     report = evaluate(evaluated(model), build_evaluation("perplexity", options), tmp_path / "out")
     assert report["metrics"]["perplexity_16"] is None
+    assert any("NaN or infinite at length 8, 16; check its weights" in note for note in report["notes"])
     again = build_evaluation("perplexity", options)
     assert evaluate(evaluated(model), again, tmp_path / "out", resume=True)["metrics"] == report["metrics"]
     report_folder(tmp_path / "out")

@@ -317,3 +317,20 @@ def test_another_folder_is_left_alone(room, tmp_path):
 def test_settings_have_one_budget():
     with pytest.raises(ValueError, match="tokens and steps are given; a budget is one of"):
         ExtendSettings(to=64, tokens=10, steps=10)
+
+
+def test_held_out_text_that_is_trained_on_is_named(room, tmp_path):
+    """By content: its folder has another name, and it is the second of two."""
+    shutil.copytree(room / "data", tmp_path / "copied")
+    settings = ExtendSettings(
+        to=128,
+        **{
+            **options_of(room),
+            "data": (str(room / "data"),),
+            "eval_data": (str(room / "test"), str(tmp_path / "copied")),
+        },
+    )
+    notes = stages.prepare(room / "base", settings).notes
+    found = [note for note in notes if "also occurs in the training data" in note]
+    assert len(found) == 1
+    assert found[0].startswith("100.0% of copied")

@@ -7,6 +7,7 @@ common to all models; a clone also those of generation and export.
 
 import importlib
 import os
+import re
 import sys
 import types
 import unittest
@@ -47,10 +48,13 @@ SETS_ROPE_PARAMETERS = (
 pytestmark = pytest.mark.skipif(SOURCES is None, reason="EQUITAPE_TRANSFORMERS does not name transformers' sources")
 
 
-def import_mixins():
+def import_mixins(config):
     """(common tests, tests of generation); empty classes for what the archive lacks."""
     pytest.importorskip("parameterized")
     folder = Path(SOURCES).expanduser() / "tests"
+    marks = {name for path in folder.glob("*.py") for name in re.findall(r"\bmark\.(\w+)", path.read_text())}
+    for name in sorted(marks):
+        config.addinivalue_line("markers", name)
     package = types.ModuleType(PACKAGE)
     package.__path__ = [str(folder)]
     sys.modules[PACKAGE] = package
@@ -68,7 +72,7 @@ def import_mixins():
     return common, importlib.import_module(f"{PACKAGE}.generation.test_utils").GenerationTesterMixin
 
 
-class Tester:
+class SmallInputs:
     """Small inputs and configurations, as the mixins expect them."""
 
     batch_size, seq_length, is_training, num_labels = 3, 7, True, 3
@@ -90,12 +94,12 @@ def make_case(name, classes, config_class, make_config, mixins):
     """A test case of the mixins on these classes."""
 
     def set_up(self):
-        self.model_tester = Tester(make_config)
+        self.model_tester = SmallInputs(make_config)
         self.config_tester = None
 
     def prepare(self, inputs, model_class, return_labels=False):
         inputs = {key: value.clone() for key, value in inputs.items()}
-        rows = torch.zeros(Tester.batch_size, dtype=torch.long)
+        rows = torch.zeros(SmallInputs.batch_size, dtype=torch.long)
         if return_labels:
             # the mixin looks classes up by name in tables of transformers' own models
             if model_class.__name__.endswith("QuestionAnswering"):
@@ -126,8 +130,8 @@ def outcomes(case):
 
 
 @pytest.mark.parametrize("encoding", [{"kind": "tape", "init_scale": 0.5}, {"kind": "rope"}], ids=["tape", "rope"])
-def test_passes_what_llama_passes(encoding, capsys):
-    mixins = import_mixins()
+def test_passes_what_llama_passes(encoding, capsys, pytestconfig):
+    mixins = import_mixins(pytestconfig)
     heads = tuple(getattr(transformers, f"Llama{head}") for head in HEADS)
     llama = make_case("Llama", heads, transformers.LlamaConfig, lambda: transformers.LlamaConfig(**SIZES), mixins)
     ours = make_case("Equitape", OURS, EquitapeConfig, lambda: EquitapeConfig(**SIZES, encoding=encoding), mixins)

@@ -22,8 +22,9 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from ..adapt.finetune import finetune, read_data
+from ..adapt.finetune import describe_texts, finetune, read_data
 from ..adapt.settings import EvalSettings, FinetuneSettings
+from ..data.overlap import find_overlap
 from ..data.text import find_files
 from ..data.tokens import TokenStore, build_tokens
 from ..evaluation import load_evaluated_model
@@ -119,6 +120,8 @@ def prepare(base: str | Path, settings: ExtendSettings) -> Prepared:
     device = find_device()
     plan = make_plan(config, settings, text, device)
     tasks, notes = proof_tasks(plan, settings, tokenizer)
+    held_out = zip(name_sources(settings.eval_data), stores, strict=True)
+    notes = [*describe_texts({name: find_overlap(rows.store, store) for name, store in held_out}), *notes]
     return Prepared(
         base=base,
         settings=settings,

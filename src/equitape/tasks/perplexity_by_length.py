@@ -225,6 +225,11 @@ class Perplexity(EvaluationTask):
                     y=losses,
                 )
             )
+            if lost := [length for length in lengths if has_lost_losses(records, name, length)]:
+                listed = ", ".join(map(str, lost))
+                notes.append(
+                    f"{name}: the losses of the model are NaN or infinite at length {listed}; check its weights."
+                )
             used = {record["document"]: record for record in records if record["data"] == name}
             notes.append(
                 f"{name}: {len(used)} of {next(iter(used.values()))['of']} documents, those with more than "
@@ -303,8 +308,7 @@ def total(records: list[Record], name: str, length: int) -> dict[str, float]:
     """Loss in nats per token, bits per byte and predictions of a text at a length."""
     mine = [record for record in records if (record["data"], record["length"]) == (name, length)]
     tokens = sum(record["tokens"] for record in mine)
-    # a file holds null where the model's losses were NaN or infinite
-    if not tokens or any(record["loss_sum"] is None for record in mine):
+    if not tokens or has_lost_losses(mine, name, length):
         return {"loss": math.nan, "bits": math.nan, "tokens": tokens}
     loss = math.fsum(record["loss_sum"] for record in mine) / tokens
     documents = {record["document"]: record for record in mine}.values()
@@ -312,13 +316,18 @@ def total(records: list[Record], name: str, length: int) -> dict[str, float]:
     return {"loss": loss, "bits": loss / math.log(2) * share, "tokens": tokens}
 
 
+def has_lost_losses(records: list[Record], name: str, length: int) -> bool:
+    """Whether losses of a text at a length were NaN or infinite; files hold null for them."""
+    return any(record["loss_sum"] is None for record in records if (record["data"], record["length"]) == (name, length))
+
+
 def interval(records: list[Record], name: str, length: int) -> list[float]:
     """The 95 % interval of perplexity over documents, by resampling them; empty for one document or NaN losses."""
     sums: dict[int, list[float]] = {}
+    if has_lost_losses(records, name, length):
+        return []
     for record in records:
         if (record["data"], record["length"]) == (name, length):
-            if record["loss_sum"] is None:
-                return []
             loss, tokens = sums.get(record["document"], [0.0, 0.0])
             sums[record["document"]] = [loss + record["loss_sum"], tokens + record["tokens"]]
     if len(sums) < 2:
