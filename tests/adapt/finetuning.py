@@ -4,8 +4,22 @@ import json
 
 from equitape.adapt import AdaptSettings
 from equitape.adapt.finetune import FinetuneSettings, finetune
+from equitape.data.tokenizers import byte_tokenizer
+from families import make_source
+from words import write_text
 
 CONTEXT = 64
+
+
+def make_room(folder):
+    """Write a base with a byte tokenizer, text to train on, and text to score."""
+    make_source(
+        "llama-tied", vocab_size=258, max_position_embeddings=32, eos_token_id=256, pad_token_id=257
+    ).save_pretrained(folder / "base")
+    byte_tokenizer().save_pretrained(folder / "base")
+    write_text(folder / "data")
+    write_text(folder / "test", documents=2)
+    return folder
 
 
 def settings_of(room, **changes):

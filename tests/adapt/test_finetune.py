@@ -11,7 +11,7 @@ import time
 
 import pytest
 import torch
-from finetuning import CONTEXT, losses, run, settings_of
+from finetuning import CONTEXT, losses, make_room, run, settings_of
 from typer.testing import CliRunner
 
 from cases import gap
@@ -23,7 +23,6 @@ from equitape.data.tokenizers import byte_tokenizer
 from equitape.pretrained import adapting
 from equitape.pretrained.weights import load_source
 from families import make_source
-from words import write_text
 
 # the name equitape.adapt is that of the function too
 planning, training = (importlib.import_module(f"equitape.adapt.{name}") for name in ("dry_run", "finetune"))
@@ -32,14 +31,7 @@ planning, training = (importlib.import_module(f"equitape.adapt.{name}") for name
 @pytest.fixture(scope="module")
 def room(tmp_path_factory):
     """A base with a byte tokenizer, text to train on, and text to score."""
-    folder = tmp_path_factory.mktemp("finetune")
-    make_source(
-        "llama-tied", vocab_size=258, max_position_embeddings=32, eos_token_id=256, pad_token_id=257
-    ).save_pretrained(folder / "base")
-    byte_tokenizer().save_pretrained(folder / "base")
-    write_text(folder / "data")
-    write_text(folder / "test", documents=2)
-    return folder
+    return make_room(tmp_path_factory.mktemp("finetune"))
 
 
 def test_short_rows_with_jumps_reach_the_context(room, tmp_path):

@@ -1,19 +1,17 @@
 """Two processes train as one does."""
 
-import multiprocessing
-import os
 import shutil
 import socket
 import subprocess
 import sys
-import tempfile
+from functools import partial
 from pathlib import Path
 
 import pytest
-import torch
 from tiny import losses, read_lines, run
 
 from equitape.training import checkpoints
+from processes import run_processes
 
 OPTIONS = {"dropout": 0.0, "steps": 12}
 
@@ -44,51 +42,8 @@ def test_torchrun_gives_the_losses_of_one_process(alone, tmp_path):
     assert (tmp_path / "checkpoints" / "checkpoint-12" / "rng_state_1.pth").exists()
 
 
-def process(rank: int, meeting: Path, sharded: bool, run_dir: Path, options: dict) -> None:
-    """One of two processes, told what torchrun or `accelerate launch` tells them, but that they meet at a file.
-
-    A free port may be taken again before they meet.
-    """
-    from accelerate.state import AcceleratorState, PartialState
-    from accelerate.utils import DistributedType
-
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="localhost", MASTER_PORT="1")
-    torch.distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
-    AcceleratorState._reset_state(reset_partial_state=True)
-    if sharded:
-        os.environ.update(
-            ACCELERATE_USE_FSDP="true",
-            FSDP_VERSION="2",
-            FSDP_AUTO_WRAP_POLICY="TRANSFORMER_BASED_WRAP",
-            FSDP_STATE_DICT_TYPE="FULL_STATE_DICT",
-            FSDP_RESHARD_AFTER_FORWARD="true",
-        )
-        # accelerate shards on accelerators only and quietly replicates on the CPU: call the CPU one
-        PartialState._prepare_backend = lambda self, *args, **kwargs: ("gloo", DistributedType.MULTI_GPU)
-        PartialState.set_device = lambda self: setattr(self, "device", torch.device("cpu"))
-        import equitape.training.trainer as trainer
-
-        step = trainer.EquitapeTrainer.training_step
-
-        def checked(self, model, *args):
-            assert all(type(parameter).__name__ == "DTensor" for parameter in model.parameters())
-            return step(self, model, *args)
-
-        trainer.EquitapeTrainer.training_step = checked
-    run(run_dir, **options)
-    torch.distributed.destroy_process_group()
-
-
 def run_two(run_dir: Path, sharded: bool, **options) -> None:
-    context = multiprocessing.get_context("fork")
-    with tempfile.TemporaryDirectory() as folder:
-        arguments = [(rank, Path(folder) / "meeting", sharded, run_dir, options) for rank in range(2)]
-        processes = [context.Process(target=process, args=given) for given in arguments]
-        for one in processes:
-            one.start()
-        for one in processes:
-            one.join()
-    assert [one.exitcode for one in processes] == [0, 0]
+    run_processes(2, partial(run, run_dir, **options), sharded=sharded)
 
 
 @pytest.mark.parametrize("sharded", [False, True], ids=["replicated", "sharded"])

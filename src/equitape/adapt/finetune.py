@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import torch
 from accelerate import PartialState
 from rich.console import Console
+from torch import Tensor
 
 from ..data.overlap import Overlap, describe_overlap, find_overlap
 from ..data.packing import PackedDataset, collate_rows
@@ -29,7 +30,7 @@ from ..data.recall import RecallRows
 from ..data.text import find_files, short_names
 from ..data.tokens import TokenStore, build_tokens
 from ..model import EquitapeForCausalLM
-from ..pretrained.adapter import complete_architecture, save_adapter
+from ..pretrained.adapter import complete_architecture, save_adapter, trained_tensors
 from ..pretrained.adapting import AdaptedForCausalLM, build
 from ..pretrained.loading import check_vocabulary, tokenizer_of
 from ..pretrained.lora import lora_layers
@@ -41,7 +42,7 @@ from ..runs.identity import Difference, check_folder, find_differences
 from ..runs.lock import locked
 from ..runs.progress import Progress
 from ..training import checkpoints
-from ..training.fit import MODEL, FitResult, fit, uses_bf16
+from ..training.fit import MODEL, FitResult, fit, shards_weights, uses_bf16
 from ..training.settings import UNIMPORTANT, current_names
 from .evaluation import TRAINED_ON, beside, check_lengths, is_current, score
 from .settings import FinetuneSettings
@@ -63,10 +64,10 @@ def finetune(
     With `resume`, an interrupted run continues from its last checkpoint, without losing or repeating a step. Under
     `accelerate launch`, every process calls this with the same arguments.
     """
-    if not resume:
+    processes = PartialState(cpu=not torch.accelerator.is_available())
+    if not resume and processes.is_main_process:
         check_folder(out, "run", RUN, list, resume=False)
     tokenizer = check_sources(base, settings)
-    processes = PartialState(cpu=not torch.accelerator.is_available())
     progress = Progress(console if processes.is_main_process else None)
     if not processes.is_main_process:
         return _finetune(base, adapt_settings, settings, out, tokenizer, resume, progress)
@@ -88,7 +89,9 @@ def _finetune(
     model, rows, texts, warnings, context, lengths, bf16 = prepared
     adaptation = adaptation_of(model)
     identity = describe_run(adaptation, settings, rows)
-    check_folder(out, "run", RUN, lambda: differences(out, identity), resume=resume)
+    if processes.is_main_process:
+        # only the first process, which begins to write then
+        check_folder(out, "run", RUN, lambda: differences(out, identity), resume=resume)
     finished = read_finished(out) if resume else None
     if finished is not None:
         if processes.is_main_process:
@@ -133,8 +136,9 @@ def _finetune(
     scores = beside(before, after)
     report = describe_results(model, adaptation, settings, rows, result, scores, context)
     report["warnings"] = warnings
+    trained = trained_tensors(model)
     if processes.is_main_process:
-        write_run(model, out, report)
+        write_run(model, trained, out, report)
     processes.wait_for_everyone()
     return report
 
@@ -167,7 +171,8 @@ def prepare(
     """Load the model, tokenize, and refuse what does not fit together."""
     bf16 = uses_bf16(settings.train)
     with progress.phase("loading the model"):
-        model = build(base, adapt_settings, torch.bfloat16 if bf16 else torch.float32)
+        # a sharded block has one dtype
+        model = build(base, adapt_settings, torch.bfloat16 if bf16 and not shards_weights() else torch.float32)
     widen_trained(model)
     context = adapt_settings.context or model.config.context
     settings.check(context)
@@ -312,10 +317,10 @@ def name_score(entry: dict[str, Any]) -> str:
     return f"perplexity of {entry['data']} at {entry['length']}"
 
 
-def write_run(model: EquitapeForCausalLM, out: Path, report: dict[str, Any]) -> None:
+def write_run(model: EquitapeForCausalLM, trained: dict[str, Tensor], out: Path, report: dict[str, Any]) -> None:
     """Write the adapter and figures, and delete the checkpoints of a finished run."""
     if report["status"] == "done":
-        save_adapter(model, out)
+        save_adapter(model, out, trained)
     write_json(out / RESULTS, report)
     if report["status"] == "done":
         remove_checkpoints(out)

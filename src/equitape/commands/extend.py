@@ -54,9 +54,9 @@ def extend(
     perplexity by length, passkey and needles, and what the change cost at short lengths. The exit code is 1 and the
     first line says why where the result is not a success.
 
-    After a kill, the same command with --resume continues.
+    After a kill, the same command with --resume continues. On several devices: accelerate launch -m equitape extend ...
     """
-    from ..extend.run import check_out, default_folder, prepare, run, run_columns
+    from ..extend.run import check_out, default_folder, join_processes, prepare, run, run_columns
     from ..runs.errors import is_out_of_memory
 
     console = Console(stderr=True)
@@ -71,8 +71,13 @@ def extend(
         check_out(prepared, folder, resume=True)
         show_plan(prepared, Console(), json)
         return
-    check_out(prepared, folder, resume or bool(only))
-    if not json and not only:
+    processes = join_processes()
+    first = processes.is_main_process
+    if only and processes.num_processes > 1:
+        raise ValueError("--only divides the columns among separate commands; start it without accelerate launch.")
+    if first:
+        check_out(prepared, folder, resume or bool(only))
+    if first and not json and not only:
         show_plan(prepared, console, False)
     try:
         with keeping(lambda: f"{folder} keeps what was done.", resume=True):
@@ -88,9 +93,9 @@ def extend(
             err=True,
         )
         raise typer.Exit(1) from None
-    if json:
+    if json and first:
         typer.echo(to_json(extension.to_dict()))
-    else:
+    elif first:
         show_extension(extension, folder, Console())
     if not extension.verdict.success:
         raise typer.Exit(1)

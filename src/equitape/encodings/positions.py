@@ -8,6 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .shards import Shards
+
 
 class Positions(NamedTuple):
     """Ids and sequences of the tokens in one forward."""
@@ -27,6 +29,8 @@ class Positions(NamedTuple):
     several sequences with a cache: of each sequence."""
     drift: Tensor | None = None
     """[B, G, N]: what a clock has added to the ids."""
+    shards: Shards | None = None
+    """How the row is split over processes; None if this process has all of it."""
 
 
 def may_read() -> bool:

@@ -22,10 +22,13 @@ def running_sum(increments: Tensor, positions: Positions, previous: Tensor | Non
 
     Padding adds nothing, every packed sequence starts at zero, and a cached sequence continues from `previous`,
     the sum at the last cached token of the row, [B, G], or of each token's sequence, [B, G, N].
+    A row that is split over processes is summed over all of them.
     """
     wide = increments.to(torch.promote_types(increments.dtype, torch.float32))
     if positions.valid is not None:
         wide = wide * positions.valid[:, None]
+    if positions.shards is not None:
+        return positions.shards.running_sum(wide)
     total = cumulative_sum(wide)
     if positions.segments is not None:
         runs = positions.segments

@@ -16,10 +16,12 @@ import os
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import PartialState
 from rich.console import Console
 
 from ..adapt.finetune import describe_texts, finetune, read_data
@@ -43,6 +45,7 @@ from ..runs.identity import Difference, check_folder, find_differences
 from ..runs.lock import locked
 from ..tasks.evaluated_model import EvaluatedModel
 from ..tasks.perplexity_by_length import name_sources
+from ..training.fit import check_processes
 from ..training.settings import TrainSettings
 from .estimates import Device
 from .plan import Plan, Text, choose_recall, choose_row_length, comparator_settings, list_comparators, make_plan
@@ -59,6 +62,8 @@ SCORED_WINDOWS = 4
 """Windows of held-out text that the training run itself scores; the proof scores more."""
 PAGES_BYTES = 100 * 2**20
 """Room for reports, logs and plots."""
+PATIENCE = timedelta(days=7)
+"""How long processes wait for the first one, which measures models before and after they train."""
 CHECKPOINTS = 3
 """Copies of weights and optimizer while training: two kept, one being written."""
 
@@ -94,8 +99,6 @@ class Prepared:
 def prepare(base: str | Path, settings: ExtendSettings) -> Prepared:
     """Plan an extension and refuse what cannot be done, before any weight is read."""
     base = str(base)
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ValueError("extend runs in one process; start it without torchrun and accelerate launch.")
     config = read_config(base)
     if settings.to <= config.context:
         # before any text is read
@@ -110,8 +113,9 @@ def prepare(base: str | Path, settings: ExtendSettings) -> Prepared:
     row_length = choose_row_length(config, settings)
     course = course_of(settings, TrainSettings(steps=1, seed=settings.seed), row_length, row_length)
     course.check(settings.to)
-    rows, _ = read_data(course, tokenizer, row_length)
-    stores = [build_tokens(source, tokenizer) for source in settings.eval_data]
+    with join_processes().main_process_first():
+        rows, _ = read_data(course, tokenizer, row_length)
+        stores = [build_tokens(source, tokenizer) for source in settings.eval_data]
     text = Text(
         train=rows.report.tokens,
         longest=min(int(store.lengths.max()) for store in stores),
@@ -195,12 +199,28 @@ def bytes_on_disk(prepared: Prepared) -> int:
     return training + whole + PAGES_BYTES
 
 
+def join_processes() -> PartialState:
+    """Meet the other processes of `accelerate launch`, if there are any. They wait while the first one measures."""
+    return PartialState(cpu=not torch.accelerator.is_available(), timeout=PATIENCE)
+
+
 def run(prepared: Prepared, out: Path, *, resume: bool = False, console: Console | None = None) -> Extension:
-    """Do everything that is not done yet; returns what results.json holds."""
+    """Do everything that is not done yet; returns what results.json holds.
+
+    Under `accelerate launch`, every process calls this with the same arguments: all train, the first one measures.
+    """
+    processes = join_processes()
+    check_processes(prepared.plan.train, processes.num_processes)
+    if not processes.is_main_process:
+        Stages(prepared, out, None).help()
+        processes.wait_for_everyone()
+        return Extension.read(out / RESULTS)
     check_out(prepared, out, resume)
     with locked(out):
         write_json(out / EXTEND, prepared.identity())
-        return Stages(prepared, out, console).run()
+        extension = Stages(prepared, out, console).run()
+    processes.wait_for_everyone()
+    return extension
 
 
 def run_columns(prepared: Prepared, out: Path, names: Sequence[str], console: Console | None = None) -> None:
@@ -253,6 +273,13 @@ class Stages:
         )
         self.write(extension)
         return extension
+
+    def help(self) -> None:
+        """Train with the first process, which does all else."""
+        self.train(self.plan, self.out / TRAINING)
+        for name in list_comparators(self.settings):
+            if name not in UNTRAINED:
+                self.train(self.comparator_plan(name), self.out / name / TRAINING)
 
     def column(self, name: str) -> Reports | None:
         """The reports of a model by its name in the tables; None where its training failed."""
@@ -313,14 +340,18 @@ class Stages:
 
     def compare(self, name: str) -> Reports | None:
         """The reports of a comparator; None where its training failed."""
-        settings = comparator_settings(name, self.settings)
-        plan = make_plan(self.prepared.config, settings, self.prepared.text, self.prepared.device)
+        plan = self.comparator_plan(name)
         if name in UNTRAINED:
             return self.measure_other(name, lambda: self.untrained(plan, name))
         folder = self.out / name / TRAINING
         if self.train(plan, folder)["status"] != "done":
             return None
         return self.measure_other(name, lambda: self.evaluated(str(folder), self.base, name))
+
+    def comparator_plan(self, name: str) -> Plan:
+        """The plan of a comparator."""
+        settings = comparator_settings(name, self.settings)
+        return make_plan(self.prepared.config, settings, self.prepared.text, self.prepared.device)
 
     def untrained(self, plan: Plan, name: str) -> EvaluatedModel:
         """The base with the positions of a plan."""

@@ -21,12 +21,14 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from ..encodings import LayerEncoding, PositionalEncoding, build_encoding
 from ..encodings.base import ENCODINGS, SmallLinear
+from ..encodings.shards import Shards
 from ..nn.core import last_cached_key
 from ..nn.norm import RMSNorm
 from . import checks
 from .attention import EquitapeAttention
 from .block import EquitapeDecoderLayer
 from .configuration import EquitapeConfig
+from .context_parallel import check_call, place, ring_mask
 from .masks import AttentionHook, build_masks, build_positions
 from .old_files import accept_scalars
 from .paged import PagedCache, PagedModel
@@ -113,6 +115,8 @@ class EquitapeModel(EquitapePreTrainedModel):
 
     training_attention: AttentionHook | None = None
     """In training, replaces plain causal attention (masks.py); never saved."""
+    shards: Shards | None = None
+    """How rows are split over processes (context_parallel.py); never saved."""
 
     def __init__(self, config: EquitapeConfig):
         super().__init__(config)
@@ -174,6 +178,11 @@ class EquitapeModel(EquitapePreTrainedModel):
             past: Any = PagedCache(paged, kwargs, self.config)
             positions = past.positions(self.encoding, position_ids.long())
             masks = past.masks(self.encoding, positions.ids, x.dtype, scaling)
+        elif self.shards is not None:
+            check_call(attention_mask, segment_ids, past_key_values, self.training_attention is not None)
+            past = None
+            positions = place(self.encoding, x, position_ids, position_jumps, self.shards)
+            masks = {"full_attention": ring_mask(self.shards, scaling)}
         else:
             checks.check_mask(attention_mask, x, past_key_values, segment_ids is not None)
             checks.check_cache(self.encoding, past_key_values)
@@ -281,6 +290,11 @@ class EquitapeForCausalLM(EquitapePreTrainedModel, GenerationMixin):
         logits = self.lm_head(hidden[:, kept, :])
         loss = None
         if labels is not None:
+            if self.model.shards is not None and kwargs.get("shift_labels") is None:
+                raise ValueError(
+                    "Rows that are split over processes need shift_labels: labels[:, 1:] of whole rows and -100 at "
+                    "the end, then split."
+                )
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
         return EquitapeCausalLMOutput(
             loss=loss,

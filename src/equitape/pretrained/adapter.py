@@ -36,17 +36,27 @@ PARTS = {
 """Parts that a description must have, and their types."""
 
 
-def save_adapter(model: EquitapeForCausalLM, directory: Path | str) -> None:
-    """Write the tensors that the model's method trains to a folder."""
+def trained_tensors(model: EquitapeForCausalLM) -> dict[str, Tensor]:
+    """The whole tensors that the model's method trains, on the CPU.
+
+    Of a sharded model, all processes must call this: each holds only a part of every tensor.
+    """
     adaptation = adaptation_of(model)
     state = {name: parameter for name, parameter in model.named_parameters() if name in set(adaptation.trained)}
     lost = [name for name in adaptation.trained if name not in state]
     if lost:
         raise ValueError(
             f"The model no longer has {lost[0]!r}: LoRA was merged into its weights. Save the full model with "
-            f"model.save_pretrained({str(directory)!r})."
+            f"model.save_pretrained."
         )
-    tensors = {name: parameter.detach().contiguous().cpu() for name, parameter in state.items()}
+    whole = {name: each.full_tensor() if hasattr(each, "full_tensor") else each for name, each in state.items()}
+    return {name: tensor.detach().contiguous().cpu() for name, tensor in whole.items()}
+
+
+def save_adapter(model: EquitapeForCausalLM, directory: Path | str, tensors: dict[str, Tensor] | None = None) -> None:
+    """Write the tensors that the model's method trains to a folder. tensors: these; default: the model's."""
+    adaptation = adaptation_of(model)
+    tensors = trained_tensors(model) if tensors is None else tensors
     with files_in(directory) as aside:
         save_file(tensors, aside / TENSORS, metadata={"format": "pt"})
         description = {

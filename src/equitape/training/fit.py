@@ -29,6 +29,8 @@ from .settings import Jumps, TrainSettings
 from .trainer import ROW_TOKENS, EquitapeTrainer, asked_once, learning_rate_share, raise_unreadable
 
 MODEL = "model"
+SHARDED_OPTIMIZER = "optimizer.bin"
+"""The optimizer in checkpoints of FSDP2; others have optimizer.pt."""
 ENDLESS_STEPS = 10**9
 MEASURED_EXAMPLES = 256
 
@@ -147,6 +149,8 @@ def fit(
     arguments = training_arguments(settings, run_dir, steps)
     processes = PartialState()
     checkpoint = checkpoints.newest(run_dir) if resume else None
+    if checkpoint is not None:
+        check_checkpoint(checkpoint)
     progress = progress if progress is not None and processes.is_main_process else Progress()
     if processes.is_main_process:
         for note in prepare_directory(run_dir, resume, checkpoint):
@@ -233,15 +237,31 @@ def uses_bf16(settings: TrainSettings) -> bool:
 
 def uses_compiler(settings: TrainSettings) -> bool:
     """Whether the model is compiled."""
+    if context_parallel_size() > 1:
+        return False
     return torch.cuda.is_available() if settings.compile == "auto" else bool(settings.compile)
+
+
+def context_parallel_size() -> int:
+    """Processes that share each row, as `accelerate launch` was asked."""
+    asked = os.environ.get("ACCELERATE_USE_PARALLELISM_CONFIG", "false").lower() == "true"
+    return int(os.environ.get("PARALLELISM_CONFIG_CP_SIZE", "1")) if asked else 1
+
+
+def shards_weights() -> bool:
+    """Whether `accelerate launch` was asked to shard the model (FSDP2)."""
+    return os.environ.get("ACCELERATE_USE_FSDP", "false") == "true"
 
 
 def check_processes(settings: TrainSettings, count: int) -> None:
     """Raise ValueError for settings that do not divide among the processes."""
-    share = settings.gradient_accumulation_steps * count
+    if context_parallel_size() > 1 and settings.compile is True:
+        raise ValueError("train: compiled models cannot split rows over processes; set compile to false.")
+    readers = count // context_parallel_size()
+    share = settings.gradient_accumulation_steps * readers
     if settings.batch_size % share:
         raise ValueError(
-            f"train: batch_size {settings.batch_size} cannot be split over {count} processes and "
+            f"train: batch_size {settings.batch_size} cannot be split over {readers} processes and "
             f"{settings.gradient_accumulation_steps} micro-batches; make it a multiple of {share}."
         )
     if settings.minutes is not None and count > 1:
@@ -256,7 +276,7 @@ def training_arguments(settings: TrainSettings, run_dir: Path, steps: int) -> Tr
         os.environ.setdefault("ACCELERATE_TORCH_DEVICE", "cpu")
     processes = PartialState(cpu=use_cpu)
     check_processes(settings, processes.num_processes)
-    share = settings.gradient_accumulation_steps * processes.num_processes
+    share = settings.gradient_accumulation_steps * processes.num_processes // context_parallel_size()
     cuda = torch.cuda.is_available()
     workers = settings.dataloader_num_workers
     arguments = TrainingArguments(
@@ -274,7 +294,7 @@ def training_arguments(settings: TrainSettings, run_dir: Path, steps: int) -> Tr
         adam_epsilon=settings.epsilon,
         max_grad_norm=settings.max_grad_norm,
         # for a sharded model, accelerate must know the precision
-        bf16=uses_bf16(settings) and os.environ.get("ACCELERATE_USE_FSDP", "false") == "true",
+        bf16=uses_bf16(settings) and shards_weights(),
         torch_compile=uses_compiler(settings),
         # by default, Trainer cuts float32 operands to 10 bits in compiled runs only
         tf32=False,
@@ -299,6 +319,17 @@ def training_arguments(settings: TrainSettings, run_dir: Path, steps: int) -> Tr
     # one process, one device: otherwise Trainer would use all devices
     arguments._n_gpu = min(arguments.n_gpu, 1)
     return arguments
+
+
+def check_checkpoint(checkpoint: Path) -> None:
+    """Raise ValueError for a checkpoint whose optimizer would not be found: sharded runs write another file."""
+    sharded = (checkpoint / SHARDED_OPTIMIZER).exists()
+    if sharded != shards_weights():
+        written, now = ("with FSDP2", "without it") if sharded else ("without FSDP2", "with it")
+        raise ValueError(
+            f"The checkpoint {checkpoint} was written {written} and cannot be continued {now}; the number of processes "
+            f"may differ, the accelerate configuration must agree on FSDP2."
+        )
 
 
 def prepare_directory(run_dir: Path, resume: bool, checkpoint: Path | None) -> list[str]:

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from transformers import Trainer
 
+from ..encodings.shards import Shards
+from ..model.context_parallel import context_parallel
 from ..runs.errors import named_line
 from .log import StepLog
 from .settings import TrainSettings
@@ -75,6 +77,21 @@ def asked_once(model: nn.Module) -> Iterator[None]:
             setattr(module, PACKAGE_QUESTION, question)
 
 
+def prepare_split(inputs: dict[str, Any], shards: Shards) -> None:
+    """Make inputs that Trainer can split over processes: it splits ids, labels and positions, and nothing else."""
+    length = inputs["input_ids"].shape[1]
+    shards.check_length(length)
+    segments = inputs.pop("segment_ids", None)
+    if segments is not None and not bool((segments == segments[:, :1]).all()):
+        raise ValueError(
+            "The rows are packed, and rows that are split over processes cannot be; train on rows of one document each "
+            "(--whole-rows), or without context parallelism."
+        )
+    jumps = inputs.pop("position_jumps", None)
+    if jumps is not None:
+        inputs["position_ids"] = torch.arange(length, device=jumps.device) + jumps.cumsum(1)
+
+
 class EquitapeTrainer(Trainer):
     """Trainer with its own schedule, losses that stay on the device, and autocast that does not copy the logits."""
 
@@ -127,9 +144,22 @@ class EquitapeTrainer(Trainer):
     def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
         rows = inputs.pop(ROW_TOKENS, None)
         tokens = inputs["input_ids"].numel() if rows is None else rows.sum()
-        loss = super().training_step(model, inputs, num_items_in_batch)
+        with self._split_rows() as shards:
+            if shards is not None:
+                # every process of the group reads the same rows
+                tokens = tokens // shards.size if shards.rank else tokens - (shards.size - 1) * (tokens // shards.size)
+                prepare_split(inputs, shards)
+            loss = super().training_step(model, inputs, num_items_in_batch)
         self.step_log.add_micro_batch(loss, tokens)
         return loss
+
+    def _split_rows(self) -> contextlib.AbstractContextManager[Shards | None]:
+        """Context parallelism, where the accelerate configuration asks for it."""
+        if self.get_cp_size() == 1:
+            return contextlib.nullcontext()
+        mesh = self.accelerator.torch_device_mesh
+        assert mesh is not None
+        return context_parallel(self.model, mesh["cp"].get_group())
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
         # Trainer's version visits all parameters at every step, for an unused number
