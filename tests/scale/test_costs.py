@@ -125,10 +125,10 @@ def saved_bytes(model, compiled):
     [
         ("rope", torch.float32, {}, False),
         ("rope", torch.bfloat16, {}, False),
-        ("rope", torch.bfloat16, {}, True),
+        ("rope", torch.bfloat16, {"num_hidden_layers": 2}, True),
         ("nope", torch.bfloat16, {"num_key_value_heads": 8}, False),
         ("tape", torch.float32, {}, False),
-        ("tape", torch.bfloat16, {}, True),
+        ("tape", torch.bfloat16, {"num_hidden_layers": 2}, True),
         ("tape", torch.bfloat16, {"num_hidden_layers": 6, "num_loops": 2}, False),
     ],
     ids=["rope", "rope-bf16", "rope-compiled", "nope", "tape", "tape-compiled", "tape-looped"],
