@@ -2,6 +2,7 @@
 
 import csv
 import gc
+import importlib.util
 import io
 import json
 import os
@@ -18,7 +19,10 @@ import equitape.encodings.tape as tape
 from equitape.bench import SHAPES, WORKLOADS, BenchSettings, agreement, measure
 from equitape.bench import rows as report
 from equitape.bench import run as bench_run
-from equitape.bench.shapes import DEFAULT_ENCODINGS, PAPER
+from equitape.bench.others import path_scores, plain_attention
+from equitape.bench.parts import AttentionPart
+from equitape.bench.shapes import DEFAULT_ENCODINGS
+from equitape.bench.subjects import PAPER, parse_subject
 from equitape.bench.workloads import MEASURES, Case, Variant, build
 from equitape.cli import app
 from equitape.cuda_graph import CapturedStep
@@ -210,6 +214,131 @@ def test_command_line_writes_table_json_csv_and_plot(tmp_path):
     assert len(file.read_text().splitlines()) == 19
 
 
+def test_encodings_take_options_and_llama_is_our_rope(tmp_path):
+    """The llama row is timed only if it agrees with our RoPE; so is TAPE in one block and a row that is not compiled."""
+    texts = ("rope", "tape  layers=[0]", "llama", "llama compile=false")
+    table = tmp_path / "table.md"
+    rows = run_quietly(quick(workloads=("train", "prefill", "decode"), encodings=texts, layers=3, once=True))
+    assert [row.encoding for row in rows] == ["rope", "tape layers=[0]", "llama", "llama compile=false"] * 3
+    assert [(row.status, row.note, row.compile) for row in rows] == [(report.OK, "", False)] * 12
+    rope, one, llama, _ = rows[:4]
+    assert (llama.params, llama.gflops) == (rope.params, rope.gflops)
+    assert (
+        rope.params < one.params < run_quietly(quick(workloads=("prefill",), encodings=("tape",), layers=3))[0].params
+    )
+    table.write_text(benchmark.by_length(rows))
+    assert "| tokens | rope | tape layers=[0] | llama | llama compile=false |" in table.read_text()
+
+
+def test_a_wrong_llama_is_not_timed(monkeypatch):
+    from equitape.bench import others
+
+    real = others.LlamaConfig
+    monkeypatch.setattr(others, "LlamaConfig", lambda **sizes: real(**{**sizes, "rms_norm_eps": 0.1}))
+    rows = run_quietly(quick(workloads=("train", "prefill"), encodings=("llama",)))
+    assert [row.status for row in rows] == [report.DISAGREES] * 2
+
+
+def test_compile_is_chosen_for_each(monkeypatch):
+    asked = []
+    monkeypatch.setattr(torch, "compile", lambda function, **options: asked.append(options["fullgraph"]) or function)
+    rows = run_quietly(quick(workloads=("prefill",), encodings=("rope", "rope compile=false"), compile=True, once=True))
+    assert [row.compile for row in rows] == [True, False]
+    assert asked == [True]
+
+
+def test_options_are_words_of_a_shell():
+    subject = parse_subject("""tape scaling="{kind: linear, factor: 4}" layers=0,1 compile=no""")
+    assert subject.options == {"scaling": {"kind": "linear", "factor": 4}, "layers": [0, 1]}
+    assert subject.compile is False
+
+
+@pytest.mark.skipif(importlib.util.find_spec("fla") is not None, reason="flash-linear-attention is installed")
+@pytest.mark.parametrize("kind", ["fla-rope", "fla-fox", "fla-path"])
+def test_layers_of_a_missing_package_are_refused(kind):
+    with pytest.raises(ValueError, match=r"needs the package flash-linear-attention; run `pip install"):
+        quick(encodings=(kind,))
+
+
+def plain_layer(**parts):
+    """Weights of a layer of flash-linear-attention, without the package."""
+    width, heads, groups = TINY.hidden_size, TINY.num_heads, TINY.num_kv_heads
+    sizes = {"q_proj": width, "k_proj": groups * 16, "v_proj": groups * 16, "o_proj": width}
+    linear = {name: torch.nn.Linear(width, size, bias=False) for name, size in sizes.items()}
+    layer = SimpleNamespace(head_dim=TINY.head_dim, num_heads=heads, rope_theta=10000.0, **linear, **parts)
+    for module in vars(layer).values():
+        if isinstance(module, torch.nn.Module):
+            module.double()
+    return layer
+
+
+@pytest.mark.parametrize("kind", ["fla-rope", "fla-fox"])
+def test_plain_forms_of_other_layers_are_ours(kind):
+    """RoPE and FoX of both libraries are one function: FoX's gate is the sigmoid of the opposite sign."""
+    torch.manual_seed(0)
+    layer = plain_layer(f_proj=torch.nn.Linear(64, 4))
+    part = AttentionPart(TINY, kind.removeprefix("fla-"), "eager", 12, projections=True).double()
+    for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+        getattr(part.attention, name).weight.data = getattr(layer, name).weight.data
+    if kind == "fla-fox":
+        decay = part.attention.encoding.decay
+        torch.nn.init.normal_(decay.weight)
+        # ours has a gate for each key-value head
+        layer.f_proj.weight.data = -decay.weight.data.repeat_interleave(2, 0)
+        layer.f_proj.bias.data = -decay.bias.data.repeat_interleave(2, 0)
+    hidden = torch.randn(2, 12, 64, dtype=torch.float64)
+    state = part.initial_state(hidden)
+    expected = part.attention(hidden, state, part.positions, part.attention_mask, part.scaling).output
+    torch.testing.assert_close(plain_attention(layer, kind, hidden), expected, atol=1e-6, rtol=1e-6)
+
+
+@torch.no_grad()
+def test_path_scores_are_products_of_reflections():
+    torch.manual_seed(0)
+    convolution = torch.nn.Conv1d(32, 32, 3, groups=32, bias=False)
+    layer = plain_layer(w_proj=torch.nn.Linear(64, 32), w_conv1d=convolution, bt_proj=torch.nn.Linear(64, 2))
+    hidden = torch.randn(1, 5, 64, dtype=torch.float64)
+    query, key = torch.randn(2, 1, 4, 5, 16, dtype=torch.float64)
+    found = path_scores(layer, hidden, query, key)
+    padded = torch.cat((torch.zeros(1, 2, 32, dtype=torch.float64), layer.w_proj(hidden)), dim=1)
+    for head in range(4):
+        channels = slice(16 * (head // 2), 16 * (head // 2) + 16)
+        for i in range(5):
+            for j in range(i + 1):
+                seen = key[0, head, j]
+                for t in range(j + 1, i + 1):
+                    taps = sum(convolution.weight[channels, 0, n] * padded[0, t + n, channels] for n in range(3))
+                    w = torch.nn.functional.silu(taps)
+                    w = w / (w @ w + 1e-6).sqrt()
+                    beta = 2 * layer.bt_proj(hidden[0, t])[head // 2].sigmoid()
+                    seen = seen - beta * w * (w @ seen)
+                assert float(found[0, head, i, j]) == pytest.approx(float(seen @ query[0, head, i]), rel=1e-9)
+
+
+def test_a_measurement_out_of_time_stops_after_three_runs():
+    (row,) = run_quietly(quick(workloads=("prefill",), encodings=("rope",), runs=50, seconds=1e-6))
+    assert row.note == "3 runs"
+
+
+def test_measurements_can_be_shown_again(tmp_path):
+    file, table, picture = tmp_path / "rows.csv", tmp_path / "table.md", tmp_path / "time.svg"
+    rows = [
+        make_row(ratio=1.0, peak_mib=700.0, compile=True),
+        make_row(encoding="cope", ms_median=None, status=report.OUT_OF_MEMORY),
+        make_row(length=1048576, ms_median=81.5, peak_mib=None),
+    ]
+    for row in rows:
+        report.append_csv(file, row)
+    assert report.read_csv(file) == rows
+    arguments = ["bench", "--show", str(file), "--table", str(table), "--plot", str(picture)]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    assert "| 128 | 3.200 (1.00), 700 | out of memory |" in table.read_text()
+    assert "| 1,048,576 | 81.50 |  |" in table.read_text()
+    with benchmark.benchmark_figure(rows) as figure:
+        assert [axes.get_title(loc="left") or axes.get_title() for axes in figure.axes] == ["train", "train, memory"]
+
+
 def test_a_disagreement_is_told_by_the_exit_code(monkeypatch):
     lose_the_mix(monkeypatch)
     sizes = ["--shape", "tiny", "--length", "12", "--dtype", "float32"]
@@ -231,6 +360,15 @@ def test_a_disagreement_is_told_by_the_exit_code(monkeypatch):
         (["--width", "50"], "multiple"),
         (["--encoding", "tape-paper", "--workload", "train"], "part"),
         (["--length", "many"], "'many'"),
+        (["--encoding", "tape layers"], "key=value"),
+        (["--encoding", "tape layer=[0]"], "layers"),
+        (["--encoding", "tape layers=[7]", "--workload", "train"], "allowed"),
+        (["--encoding", "rope compile=maybe"], "maybe"),
+        (["--encoding", "rope 'theta=1"], "quote"),
+        (["--encoding", "llama", "--workload", "core"], "a model"),
+        (["--encoding", "llama theta=1"], "no options"),
+        (["--encoding", "fla-path", "--workload", "train"], "a part of a layer"),
+        (["--show", "none.csv"], "none.csv"),
     ],
 )
 def test_wrong_input_exits_with_2(arguments, told):

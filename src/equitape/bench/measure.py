@@ -8,10 +8,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from .shapes import PAPER
+from .subjects import FLA, PAPER
 from .workloads import Case, PreparedRun, Variant, build
 
 SLEEP_CYCLES = 4_000_000
+FEWEST = 3
+"""Timed runs of a measurement that is out of time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,17 +36,30 @@ class Timing:
         return tenths[0], tenths[-1]
 
 
-def time_run(prepared: PreparedRun, case: Case, runs: int, warm_up: int) -> Timing:
-    """Warm up, then time `runs` runs, each on the next set of inputs."""
+def time_run(prepared: PreparedRun, case: Case, runs: int, warm_up: int, seconds: float | None = None) -> Timing:
+    """Warm up, then time `runs` runs, each on the next set of inputs.
+
+    seconds: no run begins later than this after the first, except for the first FEWEST.
+    """
     on_cuda = case.device.type == "cuda"
+    begin = time.perf_counter()
     for index in range(warm_up):
         prepared.before(index % case.input_sets)
         prepared.call(index % case.input_sets)
+        if seconds is not None:
+            if on_cuda:
+                torch.cuda.synchronize()
+            if time.perf_counter() - begin > seconds / 2:
+                break
     if on_cuda:
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
     run = _cuda_run if on_cuda else _host_run
-    times = [run(prepared, index % case.input_sets) for index in range(runs)]
+    times: list[float] = []
+    while len(times) < runs:
+        times.append(run(prepared, len(times) % case.input_sets))
+        if seconds is not None and len(times) >= FEWEST and time.perf_counter() - begin > seconds:
+            break
     peak = torch.cuda.max_memory_allocated() / 2**20 if on_cuda else None
     return Timing(milliseconds=times, peak_mib=peak)
 
@@ -69,14 +84,18 @@ def _cuda_run(prepared: PreparedRun, index: int) -> float:
     return begin.elapsed_time(end)
 
 
-def count_operations(case: Case) -> int:
+def count_operations(case: Case) -> int | None:
     """Floating-point operations of one run by torch's counter: matrix products only, without savings by causality.
 
     Counted on the meta device with unfused attention and kernels, since the counter cannot see inside fused ones.
+    None for layers of flash-linear-attention, which exist only as kernels.
     """
+    if case.subject.kind in FLA:
+        return None
     nowhere = replace(case, device=torch.device("meta"), input_sets=1)
-    # on the meta device, torch's own attention is unfused too; "eager" would be our layout
-    prepared = build(nowhere, Variant(attention="sdpa" if case.encoding == PAPER else "eager", dtype=case.dtype))
+    # on the meta device, torch's own attention is unfused too; "eager" would be our layout. transformers' Llama, which
+    # cannot run there, has the products of our RoPE
+    prepared = build(nowhere, Variant(attention="sdpa" if case.subject.kind == PAPER else "eager", dtype=case.dtype))
     prepared.before(0)
     with FlopCounterMode(display=False) as counter:
         prepared.call(0)

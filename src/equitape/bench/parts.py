@@ -3,6 +3,8 @@
 Shapes: B batch, N tokens, H query heads, G key-value heads, D head dimension, C hidden size.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -31,10 +33,10 @@ class AttentionPart(nn.Module):
     the core: hidden [B, N, (H + 2 G) D] holds queries, keys and values, and attended is the attention output.
     """
 
-    def __init__(self, shape: Shape, kind: str, attention: str, length: int, projections: bool):
+    def __init__(self, shape: Shape, encoding: str | dict[str, Any], attention: str, length: int, projections: bool):
         super().__init__()
         # the first of two blocks updates the state; the last never does
-        config = shape.config(kind, attention, length, num_hidden_layers=2, vocab_size=8)
+        config = shape.config(encoding, attention, length, num_hidden_layers=2, vocab_size=8)
         model = EquitapeModel(config)
         block = model.layers[0]
         assert isinstance(block, EquitapeDecoderLayer)

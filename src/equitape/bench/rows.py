@@ -8,6 +8,7 @@ import platform
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any, get_args, get_type_hints
 
 import torch
 
@@ -130,6 +131,31 @@ def check_place(path: Path) -> None:
         )
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise ValueError(f"Cannot write to {str(path)!r}; choose another file.")
+
+
+def read_csv(path: Path) -> list[Row]:
+    """The rows of a CSV file of this benchmark."""
+    if not path.is_file():
+        raise ValueError(f"There is no file {str(path)!r}; give a CSV file that `equitape bench --csv` wrote.")
+    check_csv(path)
+    hints = get_type_hints(Row)
+    with path.open(newline="") as file:
+        rows = [
+            Row(**{name: _typed(text, hints[name]) for name, text in line.items()}) for line in csv.DictReader(file)
+        ]
+    if not rows:
+        raise ValueError(f"{str(path)!r} has no measurements.")
+    return rows
+
+
+def _typed(text: str, hint: Any) -> Any:
+    """A cell as its column's type; an empty one is None, or empty text."""
+    if hint is str:
+        return text
+    if hint is bool:
+        return text == "True"
+    kind = next(kind for kind in get_args(hint) or (hint,) if kind is not type(None))
+    return kind(text) if text else None
 
 
 def append_csv(path: Path, row: Row) -> None:

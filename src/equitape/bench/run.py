@@ -63,7 +63,7 @@ def measure(case: Case, name: str, settings: BenchSettings, about: dict[str, Any
     row = Row(
         **about,
         dtype=str(case.dtype).removeprefix("torch."),
-        compile=settings.compiled,
+        compile=_compiled(case, settings),
         shape=case.shape.name,
         workload=case.measure,
         encoding=name,
@@ -86,11 +86,25 @@ def measure(case: Case, name: str, settings: BenchSettings, about: dict[str, Any
 
 def _fill(row: Row, case: Case, settings: BenchSettings) -> None:
     operations = count_operations(case)
-    row.gflops, row.gmacs = operations / 1e9, operations / 2e9
-    variant = Variant(dtype=case.dtype, compiled=settings.compiled, graphs=settings.graphs)
+    if operations is not None:
+        row.gflops, row.gmacs = operations / 1e9, operations / 2e9
+    compiled = _compiled(case, settings)
+    variant = Variant(dtype=case.dtype, compiled=compiled, graphs=settings.graphs and compiled)
     prepared, compared = checked_run(case, variant)
     row.params = prepared.num_parameters
-    row.note = ", ".join(part for part in ("CUDA graphs" if prepared.graphs else "", prepared.note, compared) if part)
-    timing = time_run(prepared, case, settings.num_runs, settings.warm_up)
+    timing = time_run(prepared, case, settings.num_runs, settings.warm_up, settings.seconds)
+    runs = len(timing.milliseconds)
+    notes = (
+        "CUDA graphs" if prepared.graphs else "",
+        prepared.note,
+        compared,
+        f"{runs} runs" if runs < settings.num_runs else "",
+    )
+    row.note = ", ".join(part for part in notes if part)
     row.ms_median, (row.ms_low, row.ms_high) = timing.median, timing.spread
     row.peak_mib = None if prepared.graphs else timing.peak_mib
+
+
+def _compiled(case: Case, settings: BenchSettings) -> bool:
+    chosen = case.subject.compile
+    return settings.compiled if chosen is None else chosen

@@ -4,21 +4,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
-from ..registry import describe_choices
-from ..settings import Ge, Settings
+from ..settings import Ge, Gt, Settings
+from .subjects import PAPER, parse_subject
 
 if TYPE_CHECKING:
     import torch
 
     from ..model import EquitapeConfig
 
-PAPER = "tape-paper"
-"""TAPE computed in the paper's layout, for parts of a layer only."""
 DEFAULT_ENCODINGS = ("rope", "nope", "alibi", "t5", "fire", "cope", "tape", PAPER)
 Workload = Literal["attention", "core", "train", "prefill", "decode"]
 WORKLOADS: tuple[Workload, ...] = get_args(Workload)
-PARTS = ("attention", "core")
-"""Workloads that are a part of one layer."""
 MIN_RUNS = 20
 
 
@@ -36,7 +32,9 @@ class Shape:
     vocab_size: int
     tied: bool = False
 
-    def config(self, kind: str, attention: str, max_positions: int, **changes: Any) -> "EquitapeConfig":
+    def config(
+        self, encoding: str | dict[str, Any], attention: str, max_positions: int, **changes: Any
+    ) -> "EquitapeConfig":
         """The configuration of a model of these sizes, with an encoding and an attention implementation."""
         sizes = {
             "vocab_size": self.vocab_size,
@@ -53,7 +51,7 @@ class Shape:
         }
         from ..model import EquitapeConfig
 
-        return EquitapeConfig(**{**sizes, **changes}, encoding=kind, attn_implementation=attention)
+        return EquitapeConfig(**{**sizes, **changes}, encoding=encoding, attn_implementation=attention)
 
     def resized(self, layers: int | None, width: int | None) -> "Shape":
         """The shape with another depth or width; head size and feed-forward proportion stay."""
@@ -115,7 +113,10 @@ class BenchSettings(Settings):
     """What to time: an attention layer, its core without projections, a training step, a prefill, a decoding step.
     Default: all."""
     encodings: tuple[str, ...] | None = None
-    """Encoding, or tape-paper: TAPE in the paper's layout, for attention and core. Default: eight encodings."""
+    """Encoding, with options after it: 'tape layers=[0]'. Or one of: tape-paper, TAPE in the paper's layout, for
+    attention and core; llama, transformers' model, for train, prefill and decode; fla-rope, fla-fox, fla-path, layers
+    of flash-linear-attention, for attention. Among the options, compile=false measures it uncompiled. Default: eight
+    encodings."""
     lengths: tuple[Annotated[int, Ge(2)], ...] | None = None
     """Tokens per sequence. Default: 1024 on CUDA, 128 on the CPU."""
     cache_lengths: tuple[Annotated[int, Ge(2)], ...] | None = None
@@ -131,6 +132,9 @@ class BenchSettings(Settings):
     without host overhead. CUDA only."""
     runs: int | None = None
     """Timed runs per measurement. Default: 20; fewer only with --quick."""
+    seconds: Annotated[float, Gt(0)] | None = None
+    """Stop timing a measurement after about this many seconds, and after three runs at the earliest. Default: no
+    limit."""
     quick: bool = False
     """Time only a few runs, as a smoke test."""
     once: bool = False
@@ -138,7 +142,11 @@ class BenchSettings(Settings):
     csv: Path | None = None
     """Append one line per measurement to this CSV file."""
     plot: Path | None = None
-    """Write a plot of time against length to this file."""
+    """Write a plot of time and memory against length to this file."""
+    table: Path | None = None
+    """Write a Markdown table of time and memory by length to this file."""
+    show: Path | None = None
+    """Show the measurements of this CSV file and measure nothing."""
     device: str | None = None
     """Device. Default: CUDA if available, else the CPU."""
     seed: int = 0
@@ -149,16 +157,12 @@ class BenchSettings(Settings):
     def __post_init__(self) -> None:
         import torch
 
-        from ..encodings import ENCODINGS
-        from .rows import check_csv, check_plot
+        from .rows import check_csv, check_place, check_plot
 
-        for kind in self.encodings or ():
-            if kind != PAPER and kind not in ENCODINGS:
-                raise ValueError(f"Unknown encoding {kind!r}.{describe_choices(kind, {*ENCODINGS, PAPER})}")
         if not self.workloads:
             raise ValueError(f"Nothing to measure; choose workloads from {', '.join(WORKLOADS)}.")
-        if self.encodings and PAPER in self.encodings and not set(PARTS) & set(self.workloads):
-            raise ValueError(f"{PAPER!r} is a part of a layer, not a model; measure it with workload {PARTS}.")
+        for text in self.encodings or ():
+            parse_subject(text).check(self.model_shape, self.workloads)
         if self.graphs and not (self.compiled and self.on_cuda):
             raise ValueError("--graphs needs compiled code on CUDA; drop --graphs, or the option that prevents it.")
         if self.num_runs < MIN_RUNS and not self.quick:
@@ -172,6 +176,8 @@ class BenchSettings(Settings):
             check_csv(self.csv)
         if self.plot is not None:
             check_plot(self.plot)
+        if self.table is not None:
+            check_place(self.table)
 
     @property
     def torch_device(self) -> "torch.device":
@@ -228,8 +234,8 @@ class BenchSettings(Settings):
 
     def encodings_for(self, workload: str) -> tuple[str, ...]:
         """Encodings to measure for a workload: RoPE first if requested, and again last, to show drift."""
-        chosen = [kind for kind in self.encodings or DEFAULT_ENCODINGS if workload in PARTS or kind != PAPER]
-        chosen = list(dict.fromkeys(chosen))
+        subjects = [parse_subject(text) for text in self.encodings or DEFAULT_ENCODINGS]
+        chosen = list(dict.fromkeys(subject.name for subject in subjects if workload in subject.workloads))
         if "rope" in chosen:
             chosen.remove("rope")
             chosen = ["rope", *chosen, *(["rope"] if chosen and not self.once else [])]

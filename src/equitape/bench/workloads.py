@@ -6,14 +6,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import StaticCache
+from transformers import PreTrainedModel, StaticCache
 
 from ..cuda_graph import CaptureError, capture
 from ..encodings import LayerEncoding
 from ..model import EquitapeForCausalLM
+from .others import FlaPart, as_llama
 from .paper_layout import PaperLayout, join_gradient, join_state, split_state
 from .parts import AttentionPart
-from .shapes import PAPER, PARTS, Shape
+from .shapes import Shape
+from .subjects import FLA, LLAMA, PAPER, PARTS, Subject, parse_subject
 
 BACKWARD = "+backward"
 MEASURES = {
@@ -34,6 +36,7 @@ class Case:
 
     measure: str
     encoding: str
+    """Text that `parse_subject` understands."""
     shape: Shape
     batch: int
     length: int
@@ -42,6 +45,10 @@ class Case:
     device: torch.device
     seed: int = 0
     input_sets: int = 4
+
+    @property
+    def subject(self) -> Subject:
+        return parse_subject(self.encoding)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,10 +112,13 @@ def _draw(case: Case, variant: Variant, *shape: int) -> Tensor:
     return torch.randn(*shape).to(case.dtype).to(variant.dtype)
 
 
-def _compile(function: Callable[..., Any], variant: Variant, graphs: bool = False) -> Callable[..., Any]:
+def _compile(
+    function: Callable[..., Any], variant: Variant, graphs: bool = False, whole: bool = True
+) -> Callable[..., Any]:
+    """whole: in one graph, or an error."""
     if not variant.compiled:
         return function
-    return torch.compile(function, fullgraph=True, dynamic=False, mode="reduce-overhead" if graphs else None)
+    return torch.compile(function, fullgraph=whole, dynamic=False, mode="reduce-overhead" if graphs else None)
 
 
 def _by_owner(names: list[str], gradients: list[Tensor]) -> Outputs:
@@ -121,12 +131,16 @@ def _by_owner(names: list[str], gradients: list[Tensor]) -> Outputs:
 
 
 def _part(case: Case, variant: Variant, projections: bool) -> PreparedRun:
+    subject = case.subject
     # the reference of the paper's layout is our TAPE
-    in_layout = case.encoding == PAPER and variant.attention != "eager"
-    kind = "tape" if case.encoding == PAPER else case.encoding
+    in_layout = subject.kind == PAPER and variant.attention != "eager"
     backward = case.measure.endswith(BACKWARD)
     torch.manual_seed(case.seed)
-    part = AttentionPart(case.shape, kind, variant.attention, case.length, projections)
+    part: AttentionPart | FlaPart
+    if subject.kind in FLA:
+        part = FlaPart(case.shape, subject.kind, plain=variant.attention == "eager")
+    else:
+        part = AttentionPart(case.shape, subject.encoding, variant.attention, case.length, projections)
     _cast(part, case, variant)
     torch.manual_seed(case.seed + 1)
     hiddens = [_draw(case, variant, case.batch, case.length, part.input_size) for _ in range(case.input_sets)]
@@ -147,7 +161,9 @@ def _part(case: Case, variant: Variant, projections: bool) -> PreparedRun:
         inputs.append(tuple(each.requires_grad_(backward) for each in (hidden, *states)))
         # the paper's layout holds every number twice, so each copy gets half the gradient
         grad_outputs[-1] += [each / 2 for each in split_state(grad_output)] if in_layout else [grad_output]
-    function = _compile(PaperLayout(part) if in_layout else part, variant)
+    layer = PaperLayout(part) if in_layout and isinstance(part, AttentionPart) else part
+    # kernels of flash-linear-attention end a graph
+    function = _compile(layer, variant, whole=subject.kind not in FLA)
     num_parameters = len(list(part.parameters()))
 
     def forward(index: int) -> tuple[Tensor, ...]:
@@ -185,13 +201,17 @@ def _part(case: Case, variant: Variant, projections: bool) -> PreparedRun:
     )
 
 
-def _model(case: Case, variant: Variant) -> tuple[EquitapeForCausalLM, list[Tensor]]:
+def _model(case: Case, variant: Variant) -> tuple[PreTrainedModel, list[Tensor]]:
     """A model and its sets of tokens [B, N], or [B, 1] for decoding."""
     columns = 1 if case.measure == "decode" else case.length
+    model: PreTrainedModel
     with torch.device(case.device):
         torch.manual_seed(case.seed)
-        model = EquitapeForCausalLM(case.shape.config(case.encoding, variant.attention, case.length))
+        model = EquitapeForCausalLM(case.shape.config(case.subject.encoding, variant.attention, case.length))
         _cast(model, case, variant)
+        # the reference of transformers' Llama is our RoPE
+        if case.subject.kind == LLAMA and variant.attention != "eager":
+            model = as_llama(model, variant.attention)
         torch.manual_seed(case.seed + 1)
         tokens = [torch.randint(case.shape.vocab_size, (case.batch, columns)) for _ in range(case.input_sets)]
     return model.eval(), tokens
@@ -221,7 +241,7 @@ def _train(case: Case, variant: Variant) -> PreparedRun:
             torch.compiler.cudagraph_mark_step_begin()
             loss_of(tokens[0]).backward()
         # gradients reveal mistakes that leave the loss unchanged
-        trained = [(name, each.grad) for name, each in model.named_parameters() if each.grad is not None]
+        trained = sorted((name, each.grad) for name, each in model.named_parameters() if each.grad is not None)
         optimizer.zero_grad(set_to_none=True)
         return _by_owner([name for name, _ in trained], [gradient for _, gradient in trained])
 

@@ -23,10 +23,13 @@ OPTIONS = OptionsOf(
         "compile",
         "graphs",
         "runs",
+        "seconds",
         "quick",
         "once",
         "csv",
         "plot",
+        "table",
+        "show",
     ),
     names={
         "workloads": "workload",
@@ -49,15 +52,15 @@ def bench(
     A result that disagrees with the reference is reported and not timed. The exit code is 1 if a result disagrees or
     a measurement fails.
     """
-    from ..bench.rows import DISAGREES, FAILED, Row, to_json
+    from ..bench.rows import DISAGREES, FAILED, Row, read_csv, to_json
     from ..bench.run import run
-    from ..report.benchmark import print_table, write_plot
+    from ..report.benchmark import by_length, print_table, write_plot
 
     settings = BenchSettings.parse(given, "bench")
     console = Console(stderr=json)
     rows: list[Row] = []
     try:
-        for row in run(settings, console):
+        for row in run(settings, console) if settings.show is None else read_csv(settings.show):
             rows.append(row)
     finally:
         # an interruption keeps finished measurements
@@ -65,7 +68,10 @@ def bench(
             print_table(rows, console)
             if settings.plot is not None:
                 write_plot(rows, settings.plot)
-            files = [str(path) for path in (settings.csv, settings.plot) if path is not None]
+            if settings.table is not None:
+                settings.table.write_text(by_length(rows))
+            written = (None if settings.show else settings.csv, settings.plot, settings.table)
+            files = [str(path) for path in written if path is not None]
             if files:
                 console.print(f"Written to {' and '.join(files)}.", highlight=False, markup=False, soft_wrap=True)
     if json:

@@ -1,19 +1,20 @@
-"""Benchmark results as terminal tables and as a plot of time against length."""
+"""Benchmark results as terminal tables, as a Markdown table by length and as plots against length."""
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich import box
 from rich.console import Console
-from rich.table import Table
+from rich.table import Table as TerminalTable
 
 from ..bench.rows import AGAIN, UNSTEADY, Row, drifts
 from .charts import Line, LinePanel, line_figure
 from .numbers import number
 from .style import series_styles
+from .tables import Cell, Table, markdown_table
 
 PEAK = "peak MiB"
 MARK = " !"
@@ -33,7 +34,7 @@ def print_table(rows: Sequence[Row], console: Console) -> None:
         title = f"{workload}, {batch} x {length}"
         if (workload, batch, length) in drift:
             title += f" (RoPE measured again: {drift[workload, batch, length]:+.1%})"
-        table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+        table = TerminalTable(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
         for index, name in enumerate(names):
             table.add_column(name, justify="right" if index else "left", no_wrap=bool(index))
         notes = []
@@ -83,35 +84,72 @@ def write_plot(rows: Sequence[Row], path: Path) -> None:
 
 @contextmanager
 def benchmark_figure(rows: Sequence[Row]) -> Iterator[Any]:
-    """Time against length, both logarithmic, one panel per workload, with bars from the 10th to the 90th percentile."""
+    """Time and, where measured, peak memory against length, all logarithmic, a panel for each workload.
+
+    Times have bars from the 10th to the 90th percentile.
+    """
     timed = [row for row in rows if row.ms_median is not None and not row.encoding.endswith(AGAIN)]
     several = len({row.batch for row in timed}) > 1
-    # the paper's layout of TAPE is a variant of TAPE
-    kinds = {name_of(row, several): row.encoding.partition("-")[0] for row in timed}
+    # the paper's layout of TAPE and TAPE with options are variants of TAPE
+    kinds = {name_of(row, several): row.encoding.split()[0].removesuffix("-paper") for row in timed}
     styles = series_styles(kinds)
     panels = []
     for workload in dict.fromkeys(row.workload for row in timed):
-        lines: dict[str, list[Row]] = {}
-        for row in timed:
-            if row.workload == workload:
-                lines.setdefault(name_of(row, several), []).append(row)
-        panels.append(
-            LinePanel(
-                title=workload,
-                x_label="tokens attended to" if workload == "decode" else "tokens per sequence",
-                y_label="milliseconds",
-                x_log=True,
-                y_log=True,
-                lines=[
-                    line_of(name, styles[name], sorted(line, key=lambda row: row.length))
-                    for name, line in lines.items()
-                ],
+        for figures in (Figures("", "milliseconds", time_line), Figures(", memory", "MiB at most", memory_line)):
+            lines: dict[str, list[Row]] = {}
+            for row in timed:
+                if row.workload == workload and (figures.line is time_line or row.peak_mib is not None):
+                    lines.setdefault(name_of(row, several), []).append(row)
+            if not lines:
+                continue
+            panels.append(
+                LinePanel(
+                    title=workload + figures.title,
+                    x_label="tokens attended to" if workload == "decode" else "tokens per sequence",
+                    y_label=figures.y_label,
+                    x_log=True,
+                    y_log=True,
+                    lines=[
+                        figures.line(name, styles[name], sorted(line, key=lambda row: row.length))
+                        for name, line in lines.items()
+                    ],
+                )
             )
-        )
     with line_figure(panels, size=(5.6, 4.2)) as figure:
         if timed:
             figure.suptitle(title_of(timed, several), fontsize="medium")
         yield figure
+
+
+def by_length(rows: Sequence[Row]) -> str:
+    """Markdown: for each workload and batch size a line per length, with time and memory of every encoding."""
+    kept = [row for row in rows if not row.encoding.endswith(AGAIN)]
+    first = kept[0]
+    parts = [f"{first.shape}, {first.dtype}, {first.gpu}, torch {first.torch}, commit {first.commit}."]
+    for workload, batch in dict.fromkeys((row.workload, row.batch) for row in kept):
+        group = [row for row in kept if (row.workload, row.batch) == (workload, batch)]
+        names = list(dict.fromkeys(row.encoding for row in group))
+        cells = {(row.length, row.encoding): by_length_cell(row) for row in group}
+        table = Table(
+            title=f"{workload}, batch {batch}",
+            columns=["tokens", *names],
+            rows=[
+                [Cell(text=f"{length:,}"), *(Cell(text=cells.get((length, name), "")) for name in names)]
+                for length in sorted({row.length for row in group})
+            ],
+        )
+        parts.append(f"**{table.title}**: milliseconds (ratio to RoPE), MiB at most")
+        parts.append(markdown_table(table))
+    return "\n\n".join(parts) + "\n"
+
+
+def by_length_cell(row: Row) -> str:
+    """Time, ratio and memory, or why there is no time."""
+    if row.ms_median is None:
+        return row.status
+    ratio = "" if row.ratio is None else f" ({row.ratio:.2f})"
+    memory = "" if row.peak_mib is None else f", {row.peak_mib:,.0f}"
+    return f"{number(row.ms_median)}{ratio}{memory}"
 
 
 def name_of(row: Row, several: bool) -> str:
@@ -119,7 +157,7 @@ def name_of(row: Row, several: bool) -> str:
     return f"{row.encoding}, batch {row.batch}" if several else row.encoding
 
 
-def line_of(name: str, style: Any, rows: Sequence[Row]) -> Line:
+def time_line(name: str, style: Any, rows: Sequence[Row]) -> Line:
     """Medians with percentiles as error bars."""
     medians = [row.ms_median or 0.0 for row in rows]
     return Line(
@@ -131,6 +169,19 @@ def line_of(name: str, style: Any, rows: Sequence[Row]) -> Line:
         high=[row.ms_high or median for row, median in zip(rows, medians, strict=True)],
         bars=True,
     )
+
+
+def memory_line(name: str, style: Any, rows: Sequence[Row]) -> Line:
+    """Peak memory."""
+    return Line(label=name, style=style, x=[row.length for row in rows], y=[row.peak_mib or 0.0 for row in rows])
+
+
+class Figures(NamedTuple):
+    """What a panel shows."""
+
+    title: str
+    y_label: str
+    line: Callable[[str, Any, Sequence[Row]], Line]
 
 
 def title_of(rows: Sequence[Row], several: bool) -> str:
