@@ -158,14 +158,35 @@ def test_groups_as_rows_see_the_same(heads, tokens, size, monkeypatch):
     assert [mask["full_attention"].attend for mask in masks_seen] == [GroupsAsRows(size), None]
 
 
-def test_compiled_for_any_length():
-    """Groups as rows have a last group of any length, one token included."""
+@pytest.mark.parametrize("shift", [0, 4])
+def test_compiled_for_any_length(shift):
+    """The last group has any length, one token included: few graphs serve all lengths."""
     torch._dynamo.reset()
-    model = shifted("tape", 8).train()
-    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    graphs = []
+
+    def count(graph, _):
+        graphs.append(graph)
+        return graph
+
+    def attend(query, key, value, mask):
+        attended = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        return attended.transpose(1, 2)
+
+    half = partial(GroupsAsRows(8)._attend, attend, shift=shift)
+    compiled = torch.compile(half, fullgraph=True, backend=count)
     for tokens in (20, 33, 47, 29, 24, 60, 37, 52, 41, 70, 77, 85):
-        ids = draw_tokens(1, tokens)
-        assert gap(compiled(ids, use_cache=False).logits, model(ids, use_cache=False).logits) < 1e-10
+        heads = [torch.randn(1, 2, tokens, width) for width in (8, 8, 16)]
+        assert gap(compiled(*heads), half(*heads)) < 1e-6
+    # one for the first length alone, then one each for a last group of none, of one and of more tokens
+    assert len(graphs) == 4
+
+
+def test_a_compiled_model():
+    torch._dynamo.reset()
+    model = shifted("tape", 8, num_hidden_layers=2).train()
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    ids = draw_tokens(1, 20)
+    assert gap(compiled(ids, use_cache=False).logits, model(ids, use_cache=False).logits) < 1e-10
 
 
 def test_refusals():

@@ -72,25 +72,16 @@ def count_columns(options: DecayOptions, keeps_clock: bool) -> int:
     return -(-used // multiple) * multiple
 
 
-def slopes(num_heads: int) -> list[float]:
-    """ALiBi's slopes: 2^(-8 h / H) for H a power of two; otherwise those of the power below, then every other one of
-    the power above.
-    """
-    below = 2 ** math.floor(math.log2(num_heads))
-    exponents = [(head + 1) / below for head in range(below)]
-    exponents += [(2 * head + 1) / (2 * below) for head in range(num_heads - below)]
-    return [2.0 ** (-8 * exponent) for exponent in exponents]
+def alibi_slopes(decaying: int, heads: int, device: torch.device) -> Tensor:
+    """ALiBi's slopes of the heads that decay, then zeros: [heads], float64.
 
-
-def slopes_on(device: torch.device, decaying: int, heads: int) -> Tensor:
-    """ALiBi's slopes of the heads that decay, then zeros: [heads], float32.
-
+    2^(-8 h / H) for H a power of two; otherwise those of the power below, then every other one of the power above.
     Computed on the device: a CUDA graph cannot capture a copy from the host.
     """
     below = 2 ** math.floor(math.log2(decaying))
     head = torch.arange(heads, device=device, dtype=torch.float64)
     exponents = torch.where(head < below, (head + 1) / below, (2 * (head - below) + 1) / (2 * below))
-    return (torch.exp2(-8 * exponents) * (head < decaying)).float()
+    return torch.exp2(-8 * exponents) * (head < decaying)
 
 
 class Decay(nn.Module):
@@ -103,9 +94,7 @@ class Decay(nn.Module):
         self.speed = options.decay_speed if self.kind == "learned" else 1.0
         self.num_heads, self.num_kv_heads = geometry.num_heads, geometry.num_kv_heads
         heads = self.num_kv_heads if self.kind == "gate" else self.num_heads
-        self.decaying = round(options.decay_heads * heads)
-        # plain numbers, not a buffer: a buffer would be rounded when the model is cast to half precision
-        self.slopes = [*slopes(self.decaying), *[0.0] * (heads - self.decaying)]
+        self.heads, self.decaying = heads, round(options.decay_heads * heads)
         if self.kind in ("learned", "gate"):
             self.bias = nn.Parameter(torch.empty(heads))
         if self.kind == "gate":
@@ -115,7 +104,8 @@ class Decay(nn.Module):
         """Start as ALiBi."""
         if self.kind in ("learned", "gate"):
             with torch.no_grad():
-                start = [math.log(math.expm1(slope)) if slope else 0.0 for slope in self.slopes]
+                slopes = alibi_slopes(self.decaying, self.heads, torch.device("cpu")).tolist()
+                start = [math.log(math.expm1(slope)) if slope else 0.0 for slope in slopes]
                 self.bias.copy_(torch.tensor(start) / self.speed)
         if self.kind == "gate":
             nn.init.zeros_(self.weight)
@@ -128,7 +118,8 @@ class Decay(nn.Module):
         hidden: [B, N, C], input of the query and key projections; previous: [B, G, E], columns of the last cached key.
         """
         device = hidden.device
-        fixed = slopes_on(device, self.decaying, len(self.slopes))
+        # not a buffer, which would be rounded when the model is cast to half precision
+        fixed = alibi_slopes(self.decaying, self.heads, device).float()
         # the softmax scale also multiplies these products
         unit = COLUMN_UNIT / scale
         if self.kind == "gate":

@@ -65,19 +65,6 @@ def _update(
     return updated
 
 
-@torch.library.register_fake("equitape::update_field")
-def _(
-    field: Tensor,
-    attended: Tensor | None,
-    gate: Tensor | None,
-    carry: Tensor | None,
-    mix_in: Tensor | None,
-    mix_out: Tensor | None,
-    normalize: bool,
-) -> Tensor:
-    return _empty_result(field, attended, gate)
-
-
 @torch.library.impl("equitape::update_field_backward", DEVICES)
 def _update_gradients(
     gradient: Tensor,
@@ -97,21 +84,6 @@ def _update_gradients(
     with _on_device(field):
         backward(gradients, gradient, field, attended, gate, carry, mix_in, mix_out, normalize, wants_field)
     return gradients
-
-
-@torch.library.register_fake("equitape::update_field_backward")
-def _(
-    gradient: Tensor,
-    field: Tensor,
-    attended: Tensor | None,
-    gate: Tensor | None,
-    carry: Tensor | None,
-    mix_in: Tensor | None,
-    mix_out: Tensor | None,
-    normalize: bool,
-    wants_field: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    return _empty_gradients(field if wants_field else None, attended, gate, carry, mix_in, mix_out, like=gradient)
 
 
 @torch.library.impl("equitape::update_token", DEVICES)
@@ -134,20 +106,6 @@ def _update_token(
     return updated
 
 
-@torch.library.register_fake("equitape::update_token")
-def _(
-    field: Tensor,
-    attended: Tensor | None,
-    features: Tensor,
-    gate_weight: Tensor,
-    carry: Tensor | None,
-    mix_in: Tensor,
-    mix_out: Tensor,
-    normalize: bool,
-) -> Tensor:
-    return _empty_result(field, attended, features)
-
-
 @torch.library.impl("equitape::apply_rotary_backward", DEVICES)
 def _rotary_backward(
     grad_query: Tensor, grad_key: Tensor, query: Tensor, key: Tensor, field: Tensor
@@ -161,25 +119,15 @@ def _rotary_backward(
     return gradients
 
 
-@torch.library.register_fake("equitape::apply_rotary_backward")
-def _(grad_query: Tensor, grad_key: Tensor, query: Tensor, key: Tensor, field: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return _empty_rotary_gradients(query, key, field)
-
-
 @torch.library.impl("equitape::move_field", DEVICES)
 def _move(field: Tensor, attended: Tensor, source: Tensor, target: Tensor) -> Tensor:
     """reference.move_field in Triton, for a field with its full batch."""
     from .triton_move import forward
 
-    moved = _empty_result(field, attended, None)
+    moved = _empty_result(field, attended)
     with _on_device(field):
         forward(moved, field, attended, source, target)
     return moved
-
-
-@torch.library.register_fake("equitape::move_field")
-def _(field: Tensor, attended: Tensor, source: Tensor, target: Tensor) -> Tensor:
-    return _empty_result(field, attended, None)
 
 
 @torch.library.impl("equitape::move_field_backward", DEVICES)
@@ -192,20 +140,7 @@ def _move_gradients(
         return backward(gradient, field, attended, source, target)
 
 
-@torch.library.register_fake("equitape::move_field_backward")
-def _(
-    gradient: Tensor, field: Tensor, attended: Tensor, source: Tensor, target: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    contiguous = torch.contiguous_format
-    return (
-        torch.empty_like(field, memory_format=contiguous),
-        torch.empty_like(attended, memory_format=contiguous),
-        torch.empty_like(source, memory_format=contiguous),
-        torch.empty_like(target, memory_format=contiguous),
-    )
-
-
-def _empty_result(field: Tensor, attended: Tensor | None, gate: Tensor | None) -> Tensor:
+def _empty_result(field: Tensor, attended: Tensor | None, gate: Tensor | None = None, *others: Any) -> Tensor:
     source = attended if attended is not None else gate
     assert source is not None
     dtype = field.dtype if field.dtype == source.dtype else torch.promote_types(field.dtype, source.dtype)
@@ -252,6 +187,27 @@ def _heads_together(tensor: Tensor) -> Tensor:
 def _on_device(tensor: Tensor) -> Any:
     # Triton launches on the current device, which may differ from the tensor's
     return torch.cuda.device(tensor.device) if tensor.is_cuda else contextlib.nullcontext()
+
+
+def _gradient_shapes(gradient: Tensor, field: Tensor, *others: Any) -> tuple[Tensor, ...]:
+    *tensors, _, wants_field = others
+    return _empty_gradients(field if wants_field else None, *tensors, like=gradient)
+
+
+def _move_gradient_shapes(gradient: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
+    return tuple(torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in inputs)
+
+
+# what the compiler calls instead of the kernels
+for _name, _shapes in {
+    "update_field": _empty_result,
+    "update_token": _empty_result,
+    "move_field": _empty_result,
+    "update_field_backward": _gradient_shapes,
+    "apply_rotary_backward": lambda grad_query, grad_key, *inputs: _empty_rotary_gradients(*inputs),
+    "move_field_backward": _move_gradient_shapes,
+}.items():
+    torch.library.register_fake(f"equitape::{_name}", _shapes)
 
 
 def _save_inputs(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -12,20 +12,23 @@ import yaml
 from ..evaluation.runner import REPORT, differences_between
 from ..runs.environment import join_environments
 from ..runs.files import check_writable, read_json, write_text
+from ..runs.identity import find_differences
 from ..runs.results import DONE, Comparison, EvaluationReport, RunResult, TaskResult
 from ..tasks import TASKS
 from ..training.compare import RESULTS
-from ..training.recipe import parse_recipe, resolved
+from ..training.recipe import read_recipe, resolved
+from ..training.run import IGNORED_DIFFERENCES, RUN
+from ..training.run import RECIPE as RUN_RECIPE
+from ..training.settings import current_names
 from .comparison import RECIPE, recipe_text, write_comparison
 from .comparison_tables import headline_table, metric_table, paired_table
 from .evaluation import evaluation_tables, write_evaluation
 from .summary import PARTS, Group, Spread, Summary, summarise
 from .tables import latex_table
 
-RUN, RUN_RECIPE = "run.json", "recipe.yaml"
 FILES = ("report.html", "report.md", "report.csv", "runs.csv", "report.tex")
-UNIMPORTANT = ("log", "eval", "save", "keep", "worker", "dataloader")
-"""Words in names of training settings that do not affect results."""
+MAY_DIFFER = (*IGNORED_DIFFERENCES, "encodings", "seeds", "evaluation.share_while_training")
+"""Parts of recipes that may differ between merged runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,11 +125,12 @@ def merge(sources: dict[str, Comparison]) -> tuple[Comparison, list[str], bool]:
     """
     (first_name, first), *others = sources.items()
     remarks = [] if not others else [f"Merged from {', '.join(sources)}."]
-    settings = {name: deciding(one.recipe) for name, one in sources.items()}
+    recipes = {name: current_recipe(one.recipe) for name, one in sources.items()}
     alike = True
     for name, _ in others:
-        differences = differing(settings[first_name], settings[name])
-        tasks = [text for text in differences if text.startswith("task.")]
+        found = find_differences(recipes[first_name], recipes[name], MAY_DIFFER)
+        differences = [f"{one.name} {one.was} and {one.now}" for one in found]
+        tasks = [text for text in differences if text.startswith("task")]
         if tasks:
             raise ValueError(
                 f"{first_name!r} and {name!r} are of different tasks ({tasks[0]}); make one report per task."
@@ -159,23 +163,11 @@ def merge(sources: dict[str, Comparison]) -> tuple[Comparison, list[str], bool]:
     return merged, remarks, alike
 
 
-def deciding(recipe: dict[str, Any]) -> dict[str, Any]:
-    """The parts of a recipe that affect results, by dotted name; encodings and seeds may vary."""
-    # map older recipes to current names and defaults
+def current_recipe(recipe: dict[str, Any]) -> dict[str, Any]:
+    """A recipe, possibly of an older version, with the current names and, if it is complete, the current defaults."""
     with contextlib.suppress(ValueError):
-        recipe = resolved(parse_recipe(recipe))
-    found: dict[str, Any] = {}
-    for part in ("task", "model", "train"):
-        for key, value in (recipe.get(part) or {}).items():
-            if part != "train" or not any(word in key for word in UNIMPORTANT):
-                found[f"{part}.{key}"] = list(value) if isinstance(value, tuple) else value
-    found["evaluation.share"] = (recipe.get("evaluation") or {}).get("share")
-    return found
-
-
-def differing(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
-    """Settings that differ between two recipes, as text."""
-    return [f"{key} {one.get(key)} and {other.get(key)}" for key in {**one, **other} if one.get(key) != other.get(key)]
+        return resolved(read_recipe(recipe, "The recipe"))
+    return {**recipe, "train": current_names(recipe.get("train") or {})}
 
 
 def to_csv(columns: list[str], rows: list[list[Any]]) -> str:

@@ -1,8 +1,6 @@
 """The result of `equitape extend` as dataclasses; results.json holds it, and its report is made from it."""
 
-import json
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Self
 
 from .results import EvaluationReport, Stored
@@ -53,6 +51,8 @@ class Agreement(Stored):
 class Extension(Stored):
     """An extended model with its plan, its figures before and after, and the verdict."""
 
+    origin = "a results.json of equitape extend"
+
     base: str
     """Name of the base."""
     base_path: str
@@ -93,14 +93,6 @@ class Extension(Stored):
             },
         }
         return super().from_dict(given)
-
-    @classmethod
-    def read(cls, path: Path) -> Self:
-        """Read a results.json; one sentence where it is none."""
-        try:
-            return cls.from_dict(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path} is not a results.json of equitape extend ({error}).") from None
 
 
 def perplexities(report: EvaluationReport) -> dict[str, dict[int, float | None]]:
