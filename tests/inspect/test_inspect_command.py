@@ -24,9 +24,7 @@ def folder(tmp_path_factory):
     """A run's folder: the model inside, with a tokenizer of bytes."""
     home = tmp_path_factory.mktemp("run")
     sizes = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 258}
-    build("tape", dtype=torch.float32, bos_token_id=None, eos_token_id=256, **sizes).save_pretrained(
-        home / "model"
-    )
+    build("tape", dtype=torch.float32, bos_token_id=None, eos_token_id=256, **sizes).save_pretrained(home / "model")
     byte_tokenizer().save_pretrained(home / "model")
     return home
 
