@@ -62,3 +62,13 @@ def pytest_unconfigure():
 @pytest.fixture(autouse=True)
 def _seeded():
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def no_drawing(monkeypatch):
+    """Placeholders for the pictures of reports, in tests of everything else that a command does."""
+
+    def save(figure, file, format, **options):
+        file.write("<svg ></svg>" if format == "svg" else b"\x89PNG")
+
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", save)

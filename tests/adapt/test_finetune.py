@@ -24,6 +24,8 @@ from equitape.pretrained import adapting
 from equitape.pretrained.weights import load_source
 from families import make_source
 
+pytestmark = pytest.mark.usefixtures("no_drawing")
+
 # the name equitape.adapt is that of the function too
 planning, training = (importlib.import_module(f"equitape.adapt.{name}") for name in ("dry_run", "finetune"))
 

@@ -16,6 +16,8 @@ from equitape.evaluation import EVALUATIONS, available_evaluations
 from equitape.tasks import needles
 from gguf_files import write_gguf
 
+pytestmark = pytest.mark.usefixtures("no_drawing")
+
 runner = CliRunner()
 PASSKEY = ["--task", "passkey", "lengths=[300]", "short=300", "samples=1", "depths=[0.5]", "--device", "cpu"]
 

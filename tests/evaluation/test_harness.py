@@ -17,6 +17,8 @@ from equitape.report.evaluation import report_folder
 from equitape.runs.results import EvaluationReport
 from equitape.tasks.perplexity import perplexity
 
+pytestmark = pytest.mark.usefixtures("no_drawing")
+
 lm_eval = pytest.importorskip("lm_eval")
 pytest.importorskip("lm_eval.tasks")
 
@@ -156,7 +158,7 @@ def test_what_the_harness_cuts_is_counted(tasks, tmp_path):
 
 
 def test_rolling_likelihood_agrees_with_our_perplexity(tasks, tmp_path):
-    """The harness reads windows that do not overlap, the end mark before the first: so can we."""
+    """The harness reads windows that do not overlap, the end token before the first: so can we."""
     model = llama(dtype=torch.float32, max_position_embeddings=32)
     folder = save(model, tmp_path / "model")
     found = by_class(tasks, "hf", f"pretrained={folder}", "letters")

@@ -12,6 +12,8 @@ from equitape.report.evaluation import report_folder
 from equitape.tasks.decoding import write_answers
 from equitape.tasks.perplexity_by_length import name_sources
 
+pytestmark = pytest.mark.usefixtures("no_drawing")
+
 
 @pytest.fixture
 def texts(tmp_path, monkeypatch):
@@ -168,7 +170,7 @@ def test_nan_weights_are_a_result_that_can_be_read_again(texts, tmp_path):
 
 
 def test_joined_documents_share_their_bytes(texts, tmp_path):
-    """All of them as one window, end marks included; letters of two bytes make bytes other than letters."""
+    """All of them as one window, end tokens included; letters of two bytes make bytes other than letters."""
     (texts / "b.txt").write_text("äöü" * 11)
     documents = [(texts / f"{name}.txt").read_bytes() for name in "abcd"]
     tokens = [token for document in documents for token in (*document, 256)]

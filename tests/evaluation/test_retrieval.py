@@ -13,6 +13,8 @@ from equitape.report.evaluation import report_folder
 from equitape.tasks.needle_kinds import PASSKEY, PASSKEY_OPENING, PASSKEY_QUESTION
 from equitape.tasks.needles import first_number
 
+pytestmark = pytest.mark.usefixtures("no_drawing")
+
 KEY = r"pass key is (\d{5})\. Remember"
 NUMBER = r"for ([a-z-]+) is: (\d+)(?s:.*)What is the special magic number for \1 "
 

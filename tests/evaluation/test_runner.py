@@ -12,6 +12,8 @@ from equitape.evaluation import build_evaluation, evaluate, rescore
 from equitape.evaluation.runner import add_cost
 from equitape.report.evaluation import report_folder
 
+pytestmark = pytest.mark.usefixtures("no_drawing")
+
 KEY = r"pass key is (\d{5})\. Remember"
 OPTIONS = {"lengths": [400, 600], "short": 400, "samples": 3, "depths": [0, 1]}
 

@@ -20,6 +20,8 @@ from equitape.evaluation import build_evaluation, evaluate, rescore
 from equitape.report.evaluation import report_folder
 from equitape.tasks.scrolls_evaluation import bars_of, score_answers, spread
 
+pytestmark = pytest.mark.usefixtures("no_drawing")
+
 
 @pytest.fixture
 def files(tmp_path):
@@ -266,7 +268,7 @@ def test_a_real_model_with_short_context_beside(files, tmp_path):
 
 
 def test_answers_that_are_stopped_are_counted(files, tmp_path):
-    """Only those that neither a line nor an end mark has ended."""
+    """Only those that neither a line nor an end token has ended."""
     long = build_evaluation("scrolls:contract_nli", {"data": str(files), "new_tokens": 8, "samples": 5})
     report = evaluate(evaluated(Reader(ANSWER, r" \1\nand more", context=1300)), long, tmp_path / "long")
     # Entailment and Contradiction have more letters, and all have with the blank before

@@ -55,7 +55,7 @@ def test_what_follows_an_end_is_padding(place, lengths):
         assert write(who, "steps", given, 19, one)[0][-1] == 257
 
 
-@pytest.mark.parametrize("ends", [(256,), ()], ids=["with an end mark", "without"])
+@pytest.mark.parametrize("ends", [(256,), ()], ids=["with an end token", "without"])
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
 @pytest.mark.parametrize("place", [0, 1, 6, 9, 12])
 def test_lines_end_answers(place, lengths, ends):

@@ -20,6 +20,8 @@ from equitape.runs.extension import Extension
 from families import make_source
 from words import write_text
 
+pytestmark = pytest.mark.usefixtures("no_drawing")
+
 CONTEXT = 32
 
 

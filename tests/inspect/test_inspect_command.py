@@ -58,6 +58,7 @@ def test_inspect_writes_page_and_pictures(folder, tmp_path):
     assert "phase displacement" in flat(result)
 
 
+@pytest.mark.usefixtures("no_drawing")
 def test_inspect_reads_files_and_cuts_them_openly(folder, tmp_path):
     (tmp_path / "book.txt").write_text("x" * 300)
     result = run(
@@ -68,6 +69,7 @@ def test_inspect_reads_files_and_cuts_them_openly(folder, tmp_path):
     assert "20 of 300" in (tmp_path / "inspect.html").read_text()
 
 
+@pytest.mark.usefixtures("no_drawing")
 def test_inspect_says_when_there_is_no_such_file(folder, tmp_path):
     result = run("inspect", folder, "--text", "missing_file.txt", "--out", tmp_path / "out", "--no-stability")
     assert result.exit_code == 0, result.output
@@ -85,6 +87,7 @@ def test_what_reads_like_a_path(tmp_path):
         assert not names_missing_file(given)
 
 
+@pytest.mark.usefixtures("no_drawing")
 def test_inspect_of_texts_that_fill_a_table(tmp_path):
     build("learned", dtype=torch.float32, max_position_embeddings=16).save_pretrained(tmp_path / "model")
     ids = " ".join(map(str, range(16)))
@@ -106,12 +109,14 @@ def test_inspect_without_a_tokenizer_names_ids(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.usefixtures("no_drawing")
 def test_inspect_takes_ids_and_a_window(folder, tmp_path):
     result = run("inspect", folder, "--ids", "3, 1 4 1 5 9 2 6", "--show", "2:6", "--out", tmp_path, "--no-stability")
     assert result.exit_code == 0, result.output
     assert "tokens 2 to 5 of 8" in flat(result)
 
 
+@pytest.mark.usefixtures("no_drawing")
 def test_inspect_compares_with_other_models(folder, tmp_path):
     build("tensor_tape-components", dtype=torch.float32, vocab_size=258).save_pretrained(tmp_path / "other")
     result = run("inspect", folder, "--ids", "3 1 4 1 5", "--out", tmp_path, "--also", f"trained={tmp_path / 'other'}")
@@ -152,6 +157,7 @@ def test_inspect_refuses_a_file_for_a_folder_before_it_loads(tmp_path):
     assert (tmp_path / "file").read_text() == "kept"
 
 
+@pytest.mark.usefixtures("no_drawing")
 def test_inspect_tells_what_another_model_has_no_word_for(folder, tmp_path):
     build("rope", dtype=torch.float32, vocab_size=20).save_pretrained(tmp_path / "other")
     out = tmp_path / "out"
@@ -242,6 +248,7 @@ def pretrained(tmp_path_factory):
     return home
 
 
+@pytest.mark.usefixtures("no_drawing")
 def test_pretrained_models_and_adapters(pretrained, tmp_path):
     result = run("check", pretrained / "base")
     assert result.exit_code == 0, result.output

@@ -14,6 +14,8 @@ from equitape.cli import app
 from equitape.report.merged import merge, read_source, write_merged
 from equitape.runs.results import Comparison
 
+pytestmark = pytest.mark.usefixtures("no_drawing")
+
 SAVED = Path(__file__).parents[1] / "fixtures/saved"
 
 

@@ -11,7 +11,7 @@ from equitape.tasks.digits import SYMBOLS
 
 
 def rows_of(examples, task):
-    """(prompt, answer) of every example, without the equals sign, the end mark and padding."""
+    """(prompt, answer) of every example, without the equals sign, the end token and padding."""
     for row, length, prompt in zip(
         examples.tokens.tolist(), examples.lengths.tolist(), examples.prompt_lengths.tolist(), strict=True
     ):
@@ -95,7 +95,7 @@ def test_selective_copy_is_scored_in_the_three_places():
     assert perfect.curves[0].x == [2, 4, 8]
     forgetful = task.evaluate(Oracle(task, copy_of(task, 2)), 0).metrics
     for place in ("inside", "outside_dense", "outside_sparse"):
-        # the third symbol is a zero in a quarter of the rows; the two before it and the end mark are right in all
+        # the third symbol is a zero in a quarter of the rows; the two before it and the end token are right in all
         share = forgetful[f"exact_match_{place}"]
         assert 5 < share < 50
         assert forgetful[f"token_accuracy_{place}"] == pytest.approx(75 + share / 4)

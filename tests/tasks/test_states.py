@@ -15,7 +15,7 @@ from equitape.tasks.flip_flop import IGNORE, ONE, PAD, READ, WRITE, ZERO, make_s
 
 
 class Answerer:
-    """A model whose likeliest label at every place is what a function of the whole sequences [n, T] says: [n, T]."""
+    """A model whose most likely label at every place is what a function of the whole sequences [n, T] says: [n, T]."""
 
     device = torch.device("cpu")
 

@@ -33,6 +33,8 @@ from equitape.training.recipe import parse_recipe, to_yaml
 from equitape.training.run import PadTo, execute, explain
 from equitape.training.show import show_results
 
+pytestmark = pytest.mark.usefixtures("no_drawing")
+
 runner = CliRunner()
 KEYS = {
     "label", "encoding", "seed", "status", "note", "parameters", "steps", "trained_tokens", "seconds",

@@ -85,7 +85,7 @@ def test_results_tell_the_task_and_whose_the_claims_are(tmp_path):
     claims = {"tape": {"exact_match_grid": 41.42}}
     plan, _ = watched_plan(claims=claims, claims_source="arXiv 2501.00712, figure 3")
     results = collect(plan, tmp_path).to_dict()
-    # the longest sums: 9+9=81 and 99+99=891, with an end mark
+    # the longest sums: 9+9=81 and 99+99=891, with an end token
     assert results["task"] == {
         "name": "addition",
         "idea": "add two numbers, digits reversed; longer operands than in training",

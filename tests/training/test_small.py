@@ -9,6 +9,8 @@ from equitape.training import small
 from equitape.training.plan import make_plan
 from equitape.training.recipe import available_recipes, load_recipe
 
+pytestmark = pytest.mark.usefixtures("no_drawing")
+
 
 @pytest.fixture(autouse=True)
 def no_data(tmp_path, monkeypatch):

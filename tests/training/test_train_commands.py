@@ -14,6 +14,8 @@ from equitape.training.recipe import load_recipe, parse_recipe, to_yaml
 from equitape.training.run import differences, execute
 from equitape.training.settings import TrainSettings
 
+pytestmark = pytest.mark.usefixtures("no_drawing")
+
 runner = CliRunner()
 
 

@@ -28,7 +28,7 @@ class GenerateOptions(Settings):
     max_tokens: Positive = 100
     """Most tokens to generate."""
     temperature: Annotated[float, Ge(0)] = 0.0
-    """0 takes the likeliest token; higher samples more freely."""
+    """0 takes the most likely token; higher samples more freely."""
     seed: Annotated[int, Ge(0)] = 0
     """Seed of sampling."""
     tokenizer: str | None = None

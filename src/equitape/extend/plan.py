@@ -299,7 +299,7 @@ def doubled(first: int, last: int) -> tuple[int, ...]:
 
 def reachable(lengths: tuple[int, ...], context: int, to: int, available: int) -> tuple[int, ...]:
     """Lengths that the held-out text allows, at least one of them beyond the base's context."""
-    # a window reads its length and predicts one token more; the end mark of a document is not read
+    # a window reads its length and predicts one token more; the end token of a document is not read
     most = available - 2
     kept = tuple(length for length in lengths if length <= most)
     if any(context < length <= to for length in kept):

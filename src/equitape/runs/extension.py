@@ -42,7 +42,7 @@ class Agreement(Stored):
     tokens: int
     """Predictions compared."""
     agreement: float | None
-    """Share of predictions, in per cent, whose likeliest token is the original's."""
+    """Share of predictions, in per cent, whose most likely token is the original's."""
     kl: float | None
     """Mean Kullback-Leibler divergence from the original's distribution, in nats per token."""
 

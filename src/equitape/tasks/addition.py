@@ -1,7 +1,7 @@
-"""Addition with reversed digits, the task that shows whether an encoding reaches beyond its training lengths.
+"""Addition with reversed digits: does an encoding work beyond the lengths it was trained on?
 
 An example reads `a+b=c` with every number least digit first: 12 + 9 = 21 is written `21+9=12`. The loss counts only the
-answer and the end mark. Shapes: n examples, T tokens, W digits.
+answer and the end token. Shapes: n examples, T tokens, W digits.
 """
 
 from typing import Any
@@ -73,7 +73,7 @@ class Addition(DigitTask):
 
 
 def total_length(num_digits: int) -> int:
-    """Tokens of the longest sum: two operands, two signs, an answer of one digit more, the end mark."""
+    """Tokens of the longest sum: two operands, two signs, an answer with one digit more, the end token."""
     return 3 * num_digits + 4
 
 
@@ -99,7 +99,7 @@ def make_sums(left_lengths: Tensor, right_lengths: Tensor, generator: torch.Gene
 
 
 def exact_match(model: Any, left_digits: int, right_digits: int, count: int, generator: torch.Generator) -> float:
-    """Share of sums of this size that greedy generation gets right in every digit, the end mark included."""
+    """Fraction of sums of this size that greedy decoding gets right in every digit, including the end token."""
     sums = make_sums(torch.full((count,), left_digits), torch.full((count,), right_digits), generator)
     prompt = left_digits + right_digits + 2
     expected = sums.tokens[:, prompt:]
@@ -108,7 +108,7 @@ def exact_match(model: Any, left_digits: int, right_digits: int, count: int, gen
 
 
 def greedy_answers(model: Any, prompts: Tensor, num_tokens: int) -> Tensor:
-    """Generated continuations [n, num_tokens] of prompts [n, T] of one length, padded after the end mark."""
+    """Greedy continuations [n, num_tokens] of prompts [n, T] of one length, padded after the end token."""
     return answers.greedy_answers(model, prompts, num_tokens, end=END, pad=PAD)
 
 

@@ -1,4 +1,4 @@
-"""Scoring answers: which of them does greedy decoding write, token by token, up to the end mark?
+"""Score answers: which of them does greedy decoding produce exactly, up to the end token?
 
 Prompts are padded on the left, so that many of different lengths are answered together. Decoding stops for a row at
 its first wrong token, for nothing after it can make the answer right, and altogether when all rows are done. Shapes:
@@ -18,7 +18,7 @@ Method = Literal["generate", "teacher_forcing"]
 
 
 class FirstWrongToken(StoppingCriteria):
-    """A row is done once it differs from its answer."""
+    """Stops a row at its first wrong token."""
 
     def __init__(self, prompt_length: int, answers: Tensor):
         self.prompt_length = prompt_length
@@ -34,7 +34,7 @@ def score_answers(
 ) -> Tensor:
     """Which answers [n, A] greedy decoding gives to prompts [n, T]: [n] bool."""
     right = torch.empty(len(prompts), dtype=torch.bool)
-    # answers of like length together, so that none waits long for the others
+    # batch answers of similar length, so that short ones do not wait for long ones
     order = (answers != pad).sum(1).argsort(stable=True)
     for rows in order.split(max(1, batch_tokens // (prompts.shape[1] + answers.shape[1]))):
         asked, expected = prompts[rows], answers[rows]
@@ -52,7 +52,7 @@ def score_answers(
 def greedy_answers(
     model: Any, prompts: Tensor, num_tokens: int, *, end: int, pad: int, stop: StoppingCriteria | None = None
 ) -> Tensor:
-    """Generated continuations [n, num_tokens] of prompts [n, T], padded once they have ended."""
+    """Greedy continuations [n, num_tokens] of prompts [n, T], padded after they end."""
     tokens, mask = prompts.to(model.device), (prompts != pad).long().to(model.device)
     cache = cache_options(model, prompts.shape[1] + num_tokens)
     output = generate(model, tokens, mask, num_tokens, [end], pad, stop, cache).cpu()
@@ -78,13 +78,13 @@ def cache_options(model: Any, num_tokens: int) -> dict[str, Any]:
 
 @torch.no_grad()
 def forced_tokens(model: Any, prompts: Tensor, answers: Tensor, *, pad: int) -> Tensor:
-    """Which tokens of the answers [n, A] are the likeliest, given all that stands before them: bool.
+    """Which tokens of the answers [n, A] are the most likely given all tokens before them: bool.
 
     As long as all tokens so far are right, this is what greedy decoding would write: an answer is right by the one if
     and only if it is by the other.
     """
     tokens = torch.cat((prompts, answers), dim=1)[:, :-1].to(model.device)
-    # causal attention lets the padding behind an answer go unmasked, but not that before a prompt
+    # causal attention hides padding after an answer; padding before a prompt needs a mask
     before = (prompts == pad).sum(1)
     mask = (torch.arange(tokens.shape[1]) >= before[:, None]).long().to(model.device) if before.any() else None
     output = model(input_ids=tokens, attention_mask=mask, use_cache=False, logits_to_keep=answers.shape[1])
@@ -92,7 +92,7 @@ def forced_tokens(model: Any, prompts: Tensor, answers: Tensor, *, pad: int) -> 
 
 
 def forced_accuracy(model: Any, prompts: Tensor, answers: Tensor, *, pad: int, batch_tokens: int) -> float:
-    """The share of all tokens of answers [n, A] of one length that are the likeliest at their place."""
+    """Fraction of the tokens of answers [n, A] of one length that are the most likely at their position."""
     rows = max(1, batch_tokens // (prompts.shape[1] + answers.shape[1]))
     batches = zip(prompts.split(rows), answers.split(rows), strict=True)
     return float(torch.cat([forced_tokens(model, *batch, pad=pad) for batch in batches]).double().mean())

@@ -1,4 +1,4 @@
-"""The interface of a task: it makes training examples, and scores what a trained model does.
+"""The interface of a training task: it makes examples and scores the trained model.
 
 Examples are numbered, and example i depends only on the seed and on i: not on the batch size, the number of workers or
 processes, or how often a run was interrupted. Shapes: n examples, T tokens.
@@ -23,26 +23,26 @@ __all__ = [
 
 IGNORED = -100
 ENDLESS = 10**9
-"""Examples of a task that makes as many as are asked for."""
+"""Length of a dataset without end."""
 
 
 class TaskBase:
-    """What tasks to train on and tasks to evaluate have in common."""
+    """Shared by training tasks and evaluation tasks."""
 
     name: ClassVar[str]
     idea: ClassVar[str]
-    """One line for people who choose a task."""
+    """One line that helps to choose a task."""
     options_class: ClassVar[type[Settings]] = Settings
     headline: ClassVar[str]
     """The metric that reports show first."""
     higher_is_better: ClassVar[bool] = True
-    """Whether a higher headline is better."""
+    """Whether a higher value of the headline is better."""
     metrics: ClassVar[tuple[Metric, ...]] = KNOWN_METRICS
-    """How to read the figures of a task: direction and unit of each metric."""
+    """Direction and unit of each metric."""
 
 
 class Task(TaskBase):
-    """A task to train on, with its options. Subclasses register under a name and override everything below."""
+    """A training task with its options. Subclasses register under a name and override everything below."""
 
     vocab_size: int
     pad_token_id: int
@@ -59,29 +59,29 @@ class Task(TaskBase):
 
     @property
     def tested_length(self) -> int:
-        """Tokens of the longest sequence that evaluation runs, the answer included."""
+        """Tokens of the longest evaluated sequence, including the answer."""
         raise NotImplementedError
 
     @property
     def data_digest(self) -> str | None:
-        """Of what the task reads, so that a change shows; None where it makes its own data."""
+        """Digest of the data files, to detect changes; None for generated data."""
         return None
 
     @property
     def warning(self) -> str:
-        """What readers of the scores must know about the data; empty where there is nothing."""
+        """A warning about the data for readers of the scores, or an empty string."""
         return ""
 
     def training_set(self, seed: int) -> Dataset[dict[str, Tensor]]:
-        """Numbered examples: `input_ids`, `labels` and, where needed, `segment_ids`, all [T]."""
+        """Indexed examples: `input_ids`, `labels` and, if needed, `segment_ids`, all [T]."""
         raise NotImplementedError
 
     def collate(self, examples: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-        """A batch, padded on the right to its longest example, with `attention_mask` where anything is padded."""
+        """A batch, padded on the right to its longest example, with `attention_mask` if anything is padded."""
         return pad_right(examples, self.pad_token_id)
 
     def evaluate(self, model: Any, seed: int, share: float = 1.0) -> Evaluation:
-        """Score a model, which is in evaluation mode. share: how much of the full evaluation to do, at most 1."""
+        """Score a model in evaluation mode. share: fraction of the full evaluation, at most 1."""
         raise NotImplementedError
 
 
@@ -99,7 +99,7 @@ def pad_right(examples: list[dict[str, Tensor]], pad_token_id: int) -> dict[str,
 
 
 class NumberedExamples(Dataset[dict[str, Tensor]]):
-    """Endless examples made in blocks: block b comes from a generator seeded by (seed, b), whoever asks for it."""
+    """An endless dataset made in blocks: the generator of block b is seeded by (seed, b)."""
 
     def __init__(self, make_block: Any, seed: int, size: int = ENDLESS, block_size: int = 256):
         """make_block(count, generator) gives a dictionary of [count, T] tensors with a column `lengths` [count].
@@ -123,11 +123,11 @@ class NumberedExamples(Dataset[dict[str, Tensor]]):
         return dict(self._rows[row])
 
     def _make_rows(self, number: int) -> list[dict[str, Tensor]]:
-        # a large odd multiplier keeps the seeds of neighbouring runs apart
+        # a large odd multiplier separates the random streams of neighbouring seeds
         generator = torch.Generator().manual_seed((self.seed * 1_000_003 + number) % 2**63)
         block = dict(self.make_block(self.block_size, generator))
         lengths = block.pop("lengths")
-        # cut in one call for each tensor: slicing row by row costs more than making the examples
+        # split each tensor in one call: slicing row by row costs more than making the examples
         columns = []
         for values in block.values():
             counted = torch.arange(values.shape[1]) < lengths[:, None]
@@ -136,13 +136,13 @@ class NumberedExamples(Dataset[dict[str, Tensor]]):
 
 
 def evaluation_generator(seed: int, *place: int) -> torch.Generator:
-    """Random numbers for one part of an evaluation, the same whatever else is evaluated and in whatever order."""
+    """A generator for one part of an evaluation, independent of all other parts and their order."""
     digest = hashlib.sha256(f"evaluation {seed} {place}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8]) >> 1)
 
 
 def require_order(**sizes: float) -> None:
-    """Refuse sizes that do not grow in the order in which they are given: tails on either side of what is trained."""
+    """Raise ValueError unless the sizes increase in the given order."""
     values = list(sizes.values())
     if any(after <= before for before, after in pairwise(values)):
         given = ", ".join(f"{name} {value}" for name, value in sizes.items())
@@ -152,7 +152,7 @@ def require_order(**sizes: float) -> None:
 
 
 def scale_samples(samples: int, share: float) -> int:
-    """How many of the samples a share of the evaluation takes, at least one."""
+    """Number of samples in a fraction of the evaluation, at least one."""
     if not 0 < share <= 1:
         raise ValueError(f"share is {share}; it must be above 0 and at most 1.")
     return max(1, round(samples * share))

@@ -1,4 +1,4 @@
-"""Copying: a row of symbols again as it stands, backwards, or without the blanks between them.
+"""Copying: repeat a row of symbols, reverse it, or leave out its blanks.
 
 An example reads `symbols=answer`. Shapes: n examples, T tokens, W symbols.
 """
@@ -21,16 +21,16 @@ class CopyOptions(LengthOptions):
     """Sizes of the rows to copy."""
 
     trained_symbols: Positive = 20
-    """Most symbols of a row in training; the number is drawn evenly from 1 to this."""
+    """Maximum symbols per row in training, drawn uniformly from 1 to this."""
     tested_symbols: Positive = 40
-    """Most symbols in evaluation."""
+    """Maximum symbols per row in evaluation."""
     alphabet: Positive = 10
-    """How many different symbols there are."""
+    """Number of different symbols."""
     unit = "symbols"
 
 
 class SymbolTask(PromptTask):
-    """Tokens of these tasks: symbols from 0, then blank, equals sign, end mark and padding."""
+    """Tokens: symbols from 0, then blank, equals sign, end token and padding."""
 
     def __init__(self, options: Any):
         super().__init__(options)
@@ -38,7 +38,7 @@ class SymbolTask(PromptTask):
         self.vocab_size = options.alphabet + 4
 
     def pose(self, row: Tensor, row_lengths: Tensor, answer: Tensor, answer_lengths: Tensor) -> Examples:
-        """Rows [n, W] and what to answer [n, W], each as far as its lengths [n] say."""
+        """Rows [n, W] and answers [n, W] with their lengths [n]."""
         return join(
             [(row, row_lengths), constant(self.equals, len(row))],
             [(answer, answer_lengths), constant(self.eos_token_id, len(row))],
@@ -47,7 +47,7 @@ class SymbolTask(PromptTask):
 
 
 class Copy(SymbolTask):
-    """The row again, scored by its length."""
+    """Copy a row; scored by length."""
 
     name = "copy"
     idea = "write a row of symbols again; longer rows than in training"
@@ -65,7 +65,7 @@ class Copy(SymbolTask):
         return 2 * self.options.tested_symbols + 2
 
     def answer(self, row: Tensor, lengths: Tensor) -> Tensor:
-        """What is to be written for rows [n, W] of the given lengths [n]."""
+        """The answers to rows [n, W] of lengths [n]."""
         return row
 
     def make_rows(self, lengths: Tensor, generator: torch.Generator) -> Examples:
@@ -94,7 +94,7 @@ class Copy(SymbolTask):
 
 
 class Reverse(Copy):
-    """The row backwards."""
+    """Reverse a row."""
 
     name = "reverse"
     idea = "write a row of symbols backwards; longer rows than in training"
@@ -106,25 +106,25 @@ class Reverse(Copy):
 
 @dataclass(frozen=True, kw_only=True)
 class SelectiveCopyOptions(PromptOptions):
-    """Sizes of the rows; as many symbols in all of them, and other numbers of blanks in the tails."""
+    """Sizes of the rows: all have the same number of symbols; the tails differ in blanks."""
 
     symbols: Positive = 256
     """Symbols to copy."""
     blanks: Positive = 256
-    """Blanks among them, in training and inside."""
+    """Blanks among them, in distribution."""
     dense_blanks: Positive = 128
     """Blanks in the dense tail."""
     sparse_blanks: Positive = 512
     """Blanks in the sparse tail."""
     alphabet: Positive = 15
-    """How many different symbols there are, the blank not counted."""
+    """Number of different symbols, without the blank."""
 
     def __post_init__(self) -> None:
         require_order(dense_blanks=self.dense_blanks, blanks=self.blanks, sparse_blanks=self.sparse_blanks)
 
 
 class SelectiveCopy(SymbolTask):
-    """The symbols of a row without its blanks, scored with as many blanks as in training, fewer and more."""
+    """Copy the symbols of a row without its blanks; scored with the trained number of blanks, fewer, and more."""
 
     name = "selective_copy"
     idea = "write the symbols of a row and leave out the blanks; fewer and more blanks than in training"
@@ -183,9 +183,9 @@ class SelectiveCopy(SymbolTask):
         )
 
     def token_accuracy(self, model: Any, cell: Cell, seed: int, share: float) -> float:
-        """The share of the answers' tokens that are likeliest after the right ones before them, for the same examples.
+        """Fraction of the answers' tokens that are most likely after the correct ones before them.
 
-        Where no whole answer is right, this still tells models apart.
+        It distinguishes models that get no complete answer right. The examples are the same.
         """
         samples = scale_samples(self.options.samples, share)
         tokens = self.draw_cell(cell, samples, evaluation_generator(seed, *cell)).tokens

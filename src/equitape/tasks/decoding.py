@@ -28,7 +28,7 @@ from .static_decoding import Answers, choose_writing, prefill, write_in_steps
 
 
 class FirstLine(StoppingCriteria):
-    """A row is done once a line has ended that is not blank."""
+    """Stops a row after its first line that is not blank."""
 
     def __init__(self, tokenizer: Any, rows: int):
         self.tokenizer = tokenizer
@@ -42,13 +42,13 @@ class FirstLine(StoppingCriteria):
             text = self._texts.setdefault(token, self.tokenizer.decode([token]))
             begun = self.begun[row]
             self.begun[row] = begun or bool(text.strip())
-            # a token may hold the end of one line and the beginning of the next
+            # a token may contain the end of one line and the start of the next
             done.append("\n" in (text if begun else text.lstrip()))
         return torch.tensor(done, device=input_ids.device)
 
 
 def end_tokens(evaluated: EvaluatedModel) -> list[int]:
-    """What ends an answer, by the tokenizer and by the model's own settings for generation."""
+    """Tokens that end an answer, from the tokenizer and the model's generation config."""
     settings = getattr(evaluated.model, "generation_config", None)
     given = [evaluated.tokenizer.eos_token_id, getattr(settings, "eos_token_id", None)]
     flat = [token for entry in given for token in (entry if isinstance(entry, list) else [entry])]
@@ -56,17 +56,17 @@ def end_tokens(evaluated: EvaluatedModel) -> list[int]:
 
 
 class Answer(NamedTuple):
-    """What a model wrote."""
+    """A generated answer."""
 
     text: str
     stopped: bool
-    """Whether the limit of tokens came before any end."""
+    """Whether it reached the token limit before it ended."""
 
 
 def write_answers(
     evaluated: EvaluatedModel, prompts: Sequence[Sequence[int]], max_new_tokens: int, one_line: bool = False
 ) -> list[Answer]:
-    """The likeliest continuation of every prompt, up to the end mark or `max_new_tokens`.
+    """The most likely continuation of every prompt, up to the end token or `max_new_tokens`.
 
     one_line: stop at the end of the first line that is not blank, and return that line alone.
     """
@@ -84,13 +84,13 @@ def write_tokens(
     ends: list[int],
     stop: StoppingCriteria | None = None,
 ) -> list[list[int]]:
-    """Greedy decoding; what follows an end is padding."""
+    """Greedy decoding, padded after the end."""
     rows = [torch.tensor(prompt, dtype=torch.long, device=evaluated.device) for prompt in prompts]
     padding = evaluated.tokenizer.pad_token_id
     if padding is None:
         padding = (ends or [0])[0]
     longest = max(len(row) for row in rows)
-    # the last token is written and never read
+    # the last token is never an input
     evaluated.check_table(longest + max_new_tokens - 1)
     tokens = torch.stack([pad(row, (longest - len(row), 0)) for row in rows])
     writing = choose_writing(evaluated, [len(row) for row in rows], max_new_tokens)
@@ -144,7 +144,7 @@ def generate(
 
 @contextmanager
 def without_own_settings(model: Any) -> Iterator[None]:
-    """Leave out a checkpoint's own settings for generation, which fill in whatever a call does not name."""
+    """Ignore a checkpoint's generation config, which would fill in every argument not given."""
     inner = unwrap(model)
     own = getattr(inner, "generation_config", None)
     inner.generation_config = GenerationConfig()
@@ -156,7 +156,7 @@ def without_own_settings(model: Any) -> Iterator[None]:
 
 @contextmanager
 def without_reminder() -> Iterator[None]:
-    """Leave out what transformers says beyond a model's context, where evaluations mean to go; all else is said."""
+    """Silence transformers' warning about inputs beyond a model's context, which evaluations use on purpose."""
     logger = logging.getLogger("transformers.generation.stopping_criteria")
 
     def keep(record: logging.LogRecord) -> bool:
@@ -170,7 +170,7 @@ def without_reminder() -> Iterator[None]:
 
 
 def decode(tokenizer: Any, tokens: list[int], max_new_tokens: int, ends: list[int], one_line: bool) -> Answer:
-    """The text of an answer before what ended it."""
+    """The text of an answer without what ended it."""
     for place, token in enumerate(tokens):
         if token in ends:
             tokens = tokens[:place]

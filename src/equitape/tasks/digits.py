@@ -1,4 +1,4 @@
-"""Numbers as digits, least first: what the arithmetic tasks share.
+"""Numbers as digits, least significant first, shared by the arithmetic tasks.
 
 Shapes: n examples, W digits.
 """
@@ -23,14 +23,14 @@ class DigitOptions(LengthOptions):
     """Sizes of the numbers."""
 
     trained_digits: Positive = 20
-    """Most digits of a long operand in training; each length is drawn evenly from 1 to this."""
+    """Maximum digits of a long operand in training; each length is drawn uniformly from 1 to this."""
     tested_digits: Positive = 40
-    """Most digits of a long operand in evaluation."""
+    """Maximum digits of a long operand in evaluation."""
     unit = "digits"
 
 
 class DigitTask(PromptTask):
-    """What the arithmetic tasks share: their tokens and their first metric."""
+    """The base of the arithmetic tasks: tokens and headline metric."""
 
     options_class = DigitOptions
     headline = "exact_match_outside"
@@ -42,12 +42,12 @@ class DigitTask(PromptTask):
 
 
 def draw_numbers(lengths: Tensor, width: int, generator: torch.Generator) -> Tensor:
-    """Digits [n, W], least first, zero beyond each length; the top digit of a longer number is not zero."""
+    """Random digits [n, W], least significant first, zero beyond each length, without leading zeros."""
     count = len(lengths)
     digits = torch.randint(0, 10, (count, width), generator=generator, dtype=SMALL)
     top = torch.randint(1, 10, (count, 1), generator=generator, dtype=SMALL)
     last = lengths[:, None] - 1
-    # a number of one digit may be zero
+    # one-digit numbers may be zero
     digits.scatter_(1, last, torch.where(last > 0, top, digits[:, :1]))
     return digits * (torch.arange(width) <= last)
 
@@ -78,7 +78,7 @@ def multiply(number: Tensor, digit: Tensor) -> Tensor:
 
 
 def count_digits(number: Tensor) -> Tensor:
-    """Digits [n] of numbers [n, W] without zeros above the top; one for zero itself."""
+    """Number of digits [n] of numbers [n, W] without leading zeros; 1 for zero."""
     place = torch.arange(1, number.shape[1] + 1)
     return torch.where(number > 0, place, 1).amax(1)
 
@@ -89,7 +89,7 @@ def encode(text: str) -> Tensor:
 
 
 def decode(tokens: Tensor) -> str:
-    """The number a continuation [T] writes, most significant digit first; "?" where it is not a number."""
+    """The number in a continuation [T], most significant digit first; "?" if it is not a number."""
     written = [int(token) for token in tokens]
     written = written[: written.index(END)] if END in written else written
     if not written or any(token > 9 for token in written):

@@ -1,4 +1,4 @@
-"""What is evaluated: a model with its tokenizer, and what can be told about it before it runs."""
+"""An evaluated model: with its tokenizer, and what is known of it before it runs."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,10 +26,10 @@ CPU_BATCH_TOKENS = 4096
 MOST_BATCH_TOKENS = 2**19
 """Longer batches are not faster."""
 USABLE_SHARE = 0.5
-"""Of the free memory; fragments, logits and work space take the rest."""
+"""Fraction of the free memory to use; fragments, logits and workspace take the rest."""
 
 Writing = Literal["generate", "steps", "graph"]
-"""By transformers' generate; by steps of fixed shapes (steps.py); or by such a step replayed as a CUDA graph."""
+"""transformers' generate; steps with static shapes (static_decoding.py); or such steps as a CUDA graph."""
 
 
 @dataclass(kw_only=True)
@@ -40,15 +40,15 @@ class EvaluatedModel:
     tokenizer: Any
     name: str
     writing: Writing | None = None
-    """How answers are written; None: as a graph on CUDA where the model allows it, else by generate."""
+    """How to decode. Default: as a CUDA graph if the model allows it, otherwise with generate."""
     uses_cache: bool = field(init=False)
-    """Whether the model can continue from a cache; without one, generation computes everything again each step."""
+    """Whether the model supports a cache; without one, every step recomputes the whole prefix."""
     mixes_lengths: bool = field(init=False)
-    """Whether caches of prompts of different lengths can be joined, so that these are answered together."""
+    """Whether caches of different lengths can be joined, so that prompts of different lengths share a batch."""
     cache_bytes: int = field(init=False)
-    """Of one token in the cache."""
+    """Cache size per token."""
     table: int | None = field(init=False)
-    """Positions of a learned table in a model of transformers' own, which does not check them; None: it has none."""
+    """Rows of the learned position table of another model class, which does not check them; None: no table."""
 
     def __post_init__(self) -> None:
         check_vocabulary(self.tokenizer, self.vocab_size)
@@ -61,7 +61,7 @@ class EvaluatedModel:
         self.table = find_table(unwrap(self.model), self.context)
 
     def check_table(self, tokens: int) -> None:
-        """Refuse what is beyond a learned table: on a GPU, reading it there would end everything, not this alone."""
+        """Raise ValueError for inputs beyond a learned table: on a GPU, reading beyond it would end the process."""
         if self.table is not None and tokens > self.table:
             raise ValueError(f"Input and answer of {tokens} tokens are beyond the model's {self.table} positions.")
 
@@ -75,7 +75,7 @@ class EvaluatedModel:
 
     @property
     def context(self) -> int | None:
-        """Tokens the model is meant for, where it says so: trained on, or else the most it announces."""
+        """The model's context: the length it was trained on, otherwise the maximum in its configuration."""
         config = self.model.config
         if isinstance(config, EquitapeConfig):
             return config.context
@@ -84,7 +84,7 @@ class EvaluatedModel:
 
     @property
     def batch_tokens(self) -> int:
-        """Tokens that fit into memory together, by a rough estimate."""
+        """Tokens per batch that fit in memory, by a rough estimate."""
         if self.device.type != "cuda":
             return CPU_BATCH_TOKENS
         config = self.model.config
@@ -98,7 +98,7 @@ class EvaluatedModel:
         return int(min(USABLE_SHARE * free / needed, MOST_BATCH_TOKENS))
 
     def describe(self) -> dict[str, Any]:
-        """What tells one model from another, and what reports say of it."""
+        """Facts that identify the model, for reports."""
         model = unwrap(self.model)
         return {
             "name": self.name,
@@ -112,24 +112,24 @@ class EvaluatedModel:
 
 
 def find_table(model: Any, context: int | None) -> int | None:
-    """Positions in a learned table, as GPT-2 and OPT have it; models of ours look after theirs themselves."""
+    """Rows of a learned position table, as in GPT-2 and OPT; our models check theirs themselves."""
     if isinstance(model.config, EquitapeConfig):
         return None
     words = set(model.get_input_embeddings().modules())
     tables = [module for module in model.modules() if isinstance(module, nn.Embedding) and module not in words]
-    # some begin behind a few rows that stand for no position
+    # some tables start with rows that are not positions
     rows = [table.num_embeddings - getattr(table, "offset", 0) for table in tables]
     return context if context in rows else None
 
 
 @torch.no_grad()
 def probe_cache(model: Any) -> Any:
-    """The cache a model makes of two tokens, or None where it makes none."""
+    """The cache of two tokens, or None if the model makes none."""
     tokens = torch.zeros(1, 2, dtype=torch.long, device=next(model.parameters()).device)
     try:
         return getattr(model(input_ids=tokens, use_cache=True), "past_key_values", None)
     except TypeError:
-        # a forward without such an argument
+        # forward has no such argument
         return None
 
 

@@ -1,4 +1,4 @@
-"""The interface of an evaluation: it makes examples, has a model answer them, and sums up what was written down.
+"""The interface of an evaluation task: it makes examples, runs a model on them, and summarizes the records.
 
 An evaluation is cut into units, each of which leaves one record of plain JSON. Units depend on the options alone, never
 on which of them were done before, so an interrupted run goes on. A report is made from records, without the model.
@@ -21,7 +21,7 @@ Advance = Callable[[float], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Unit:
-    """A piece of work that is done whole or not at all."""
+    """A piece of work that is finished or not started."""
 
     key: str
     """Its name, unique in the evaluation."""
@@ -29,17 +29,17 @@ class Unit:
     """Tokens in one row; units of one length share batches without padding."""
     rows: int = 1
     content: Any = None
-    """What the task needs to do it."""
+    """Data for the task."""
 
     @property
     def cost(self) -> float:
-        """About proportional to the time it takes: attention grows with the square of the length."""
+        """Roughly proportional to its time; attention grows with the square of the length."""
         return self.rows * self.length * (1 + self.length / 16384)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What a model achieved."""
+    """The results of a model."""
 
     protocol: list[str]
     """How it was measured, in sentences: lengths, strides, prompts, scores."""
@@ -47,7 +47,7 @@ class Report:
     short: dict[str, float]
     """Quality at short lengths, which context extension must preserve."""
     notes: list[str] = field(default_factory=list)
-    """What must not go unsaid: what was cut, left out or could not be run."""
+    """Caveats: what was cut, left out or could not be run."""
     intervals: dict[str, list[float]] = field(default_factory=dict)
     """[low, high] of metrics, 95 % over documents."""
     grids: list[HeatMap] = field(default_factory=list)
@@ -56,14 +56,14 @@ class Report:
 
 
 class EvaluationTask(TaskBase):
-    """An evaluation with its options. Subclasses register under a name and override what is below."""
+    """An evaluation task with its options. Subclasses register under a name and override the methods below."""
 
     parts: ClassVar[tuple[str, ...]] = ()
-    """What may follow the name after a colon; nothing may where this is empty."""
+    """Allowed names after a colon; empty: none allowed."""
     any_part: ClassVar[bool] = False
-    """Whether any part may follow."""
+    """Whether any name is allowed after a colon."""
     mixes_lengths: ClassVar[bool] = False
-    """Whether units of different lengths may be answered together."""
+    """Whether units of different lengths may share a batch."""
 
     def __init__(self, options: Settings, part: str | None = None):
         self.options = options
@@ -75,13 +75,13 @@ class EvaluationTask(TaskBase):
         return self.name if self.part is None else f"{self.name}:{self.part}"
 
     def check_scoring(self) -> None:
-        """Refuse a missing package that scores need. Called before a model is loaded."""
+        """Raise ValueError if a package for scoring is missing. Called before a model is loaded."""
 
     def check_data(self) -> None:
-        """Refuse data or packages that are missing. Called before a model is loaded."""
+        """Raise ValueError if data or packages are missing. Called before a model is loaded."""
 
     def prepare(self, evaluated: EvaluatedModel) -> list[Unit]:
-        """All units; what cannot be done is refused here, before any work."""
+        """All units. Raises ValueError for anything that cannot be done, before any work."""
         raise NotImplementedError
 
     def settled_options(self) -> dict[str, Any]:
@@ -89,19 +89,19 @@ class EvaluationTask(TaskBase):
         return self.options.to_dict()
 
     def identity(self) -> dict[str, Any]:
-        """Beyond the options, what decides the examples: digests of data. Called after `prepare`."""
+        """Digests of the data that determines the examples, besides the options. Called after `prepare`."""
         return {}
 
     def answer(self, evaluated: EvaluatedModel, units: list[Unit], batch_tokens: int, advance: Advance) -> list[Record]:
-        """The records of some units of one length, or of any lengths where task and evaluated can mix them."""
+        """The records of units of one length, or of several lengths if task and model can mix them."""
         raise NotImplementedError
 
     def report(self, records: list[Record], facts: dict[str, Any]) -> Report:
-        """Sum up. facts: what settings.json says of the model and the examples."""
+        """Summarize the records. facts: settings.json, with the model and the examples."""
         raise NotImplementedError
 
 
 def mean(values: Iterable[float]) -> float:
-    """NaN where there are none."""
+    """The mean; NaN for no values."""
     kept = list(values)
     return math.fsum(kept) / len(kept) if kept else math.nan

@@ -1,4 +1,4 @@
-"""Flip-flop language: read back the bit written last, whatever is to be ignored in between.
+"""Flip-flop language: recall the last written bit and ignore everything in between.
 
 A sequence is made of pairs of an instruction and a bit: `w 1 i 0 i 1 r 1`. The first instruction writes, the last
 reads; the bit after a read is the one written last, all others are random. Shapes: n sequences, T tokens, P = T / 2
@@ -21,18 +21,18 @@ ZERO, ONE, WRITE, READ, IGNORE, PAD = range(6)
 
 @dataclass(frozen=True, kw_only=True)
 class FlipFlopOptions(StateOptions):
-    """Lengths and how often bits are to be ignored."""
+    """Lengths, and how often bits are ignored."""
 
     length: Annotated[int, Ge(4)] = 512
     """Tokens of a sequence, two for each instruction."""
     ignore: Share = 0.8
-    """Share of instructions to ignore the bit, in training and inside; the others write or read, evenly."""
+    """Fraction of ignore instructions, in distribution; the others write or read, equally often."""
     sparse_ignore: Share = 0.98
-    """The same share in the sparse tail, where a bit must be kept for long."""
+    """The same fraction in the sparse tail, where bits must be remembered for long."""
     dense_ignore: Share = 0.1
-    """The same share in the dense tail, where bits change often."""
+    """The same fraction in the dense tail, where bits change often."""
     loss: Literal["reads", "all"] = "reads"
-    """What training counts: "reads", the bits that can be known, or "all" tokens."""
+    """Tokens in the training loss: "reads", the predictable bits, or "all"."""
 
     def __post_init__(self) -> None:
         if self.length % 2:
@@ -41,7 +41,7 @@ class FlipFlopOptions(StateOptions):
 
 
 class FlipFlop(StateTask):
-    """Scored by wrong bits after reads: as dense as in training, and in a sparse and a dense tail."""
+    """Scored by wrong bits after reads: in distribution, and in a sparse and a dense tail."""
 
     name = "flip_flop"
     idea = "read back the bit written last; bits are kept longer, or change faster, than in training"
@@ -102,7 +102,7 @@ def make_sequences(count: int, length: int, ignore: float, generator: torch.Gene
 
 
 def last_write(instructions: Tensor) -> Tensor:
-    """For every pair the place [n, P] of the last one up to it that writes."""
+    """For every pair, the index [n, P] of the last write up to it."""
     place = torch.arange(instructions.shape[1])
     return torch.where(instructions == WRITE, place, 0).cummax(1).values
 

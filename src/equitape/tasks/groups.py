@@ -21,13 +21,13 @@ Permutation = tuple[int, ...]
 
 
 def is_even(permutation: Permutation) -> bool:
-    """Whether an even number of pairs is out of order."""
+    """Whether a permutation is even."""
     pairs = ((i, j) for j in range(len(permutation)) for i in range(j))
     return sum(permutation[i] > permutation[j] for i, j in pairs) % 2 == 0
 
 
 def count_moved(permutation: Permutation) -> int:
-    """Points that do not stay where they are."""
+    """Points that a permutation moves."""
     return sum(place != point for place, point in enumerate(permutation))
 
 
@@ -36,16 +36,16 @@ class GroupOptions(StepOptions):
     """Words of the group."""
 
     generators: str = "all"
-    """What words are made of: "all" elements, "transpositions" (of S5), or "three_cycles" (of A5)."""
+    """Elements in words: "all", "transpositions" (S5), or "three_cycles" (A5)."""
 
 
 class GroupTask(StepTask):
-    """Tokens are the elements of the group, as steps and as answers, then the marks of the beginning and of padding."""
+    """Tokens: the elements of the group, as steps and as answers, then begin and padding."""
 
     options_class = GroupOptions
     options: GroupOptions
     only_even: ClassVar[bool]
-    """Whether the group holds the even permutations only."""
+    """Whether the group has only even permutations."""
     generator_sets: ClassVar[tuple[str, ...]]
 
     def __init__(self, options: Any):
@@ -67,7 +67,7 @@ class GroupTask(StepTask):
         return self.letters[torch.randint(0, len(self.letters), (count, steps), generator=generator)]
 
     def follow(self, steps: Tensor) -> Tensor:
-        """By doubling: once words of up to k steps are multiplied, two of them make those of up to 2 k."""
+        """By doubling: products of up to k steps combine to products of up to 2 k."""
         products, reach = steps.clone(), 1
         while reach < steps.shape[1]:
             products[:, reach:] = self.products[products[:, :-reach], products[:, reach:]]
@@ -77,7 +77,7 @@ class GroupTask(StepTask):
 
 @cache
 def build_group(only_even: bool) -> tuple[list[Permutation], Tensor]:
-    """The elements and the number of the product of every two."""
+    """The elements, and the index of the product of every pair."""
     elements = [p for p in permutations(range(POINTS)) if not only_even or is_even(p)]
     number = {element: index for index, element in enumerate(elements)}
     table = [[number[tuple(p[point] for point in q)] for q in elements] for p in elements]
@@ -94,7 +94,7 @@ class S5(GroupTask):
 
 
 class A5(GroupTask):
-    """The 60 even ones, the smallest group whose word problem is as hard."""
+    """The 60 even permutations, the smallest group whose word problem is as hard."""
 
     name = "a5"
     idea = "after every even permutation of five points: the product so far; longer words than in training"

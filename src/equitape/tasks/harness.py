@@ -19,18 +19,18 @@ COUNTS = ("sample_len", "sample_count")
 
 @dataclass(frozen=True, kw_only=True)
 class HarnessOptions(Settings):
-    """Options handed to lm-evaluation-harness; its own defaults where left out."""
+    """Options for lm-evaluation-harness; its own defaults apply."""
 
     num_fewshot: int | None = None
-    """Worked examples before each question; default: what the task says."""
+    """Few-shot examples before each question; default: the task's."""
     limit: int | None = None
-    """Take only so many examples of each task."""
+    """Maximum examples per task; default: all."""
     batch_size: int | str = 1
-    """Requests in a batch; "auto" looks for the largest that fits."""
+    """Requests per batch; "auto" finds the largest that fits."""
     include_path: str | None = None
-    """Folder of further tasks in YAML."""
+    """Folder with more tasks in YAML."""
     max_length: int | None = None
-    """Tokens a request may have before it is cut; default: the model's context."""
+    """Maximum tokens per request, longer ones are cut; default: the model's context."""
     bootstrap: int = 0
     """Resamplings for standard errors of metrics that have no formula; default: none."""
 
@@ -43,7 +43,7 @@ class Harness(EvaluationTask):
     options_class = HarnessOptions
     options: HarnessOptions
     headline = "score"
-    # scaled as the harness does, mostly from 0 to 1
+    # on the harness's scale, usually 0 to 1
     metrics = (Metric(name="score", higher_is_better=True),)
     any_part = True
     part: str
@@ -102,7 +102,7 @@ class Harness(EvaluationTask):
         for record in records:
             for task, values in record["results"].items():
                 metrics |= {f"{task} {name}": value for name, value in values.items()}
-        # the harness has no one metric to show first
+        # the harness declares no main metric
         first = next((value for name, value in metrics.items() if "stderr" not in name), float("nan"))
         shots = self.options.num_fewshot
         counted = {task: count for record in records for task, count in record["samples"].items()}
@@ -119,14 +119,14 @@ class Harness(EvaluationTask):
             bars=bars_of({task: values for record in records for task, values in record["results"].items()}),
             notes=[
                 "The tasks of the harness are short-context tasks unless their names say otherwise.",
-                # records of earlier versions do not say it
+                # missing in records of earlier versions
                 *describe_cuts([record["cut"] for record in records if "cut" in record]),
             ],
         )
 
 
 def describe_cuts(counts: list[dict[str, int]]) -> list[str]:
-    """How much of the requests the harness has left out, as it does where they are too long."""
+    """How many requests the harness cut because they were too long."""
     if not counts:
         return []
     requests, cut, tokens = (sum(count[name] for count in counts) for name in COUNTED)
@@ -140,7 +140,7 @@ def describe_cuts(counts: list[dict[str, int]]) -> list[str]:
 
 
 def bars_of(results: dict[str, dict[str, float]]) -> list[Bars]:
-    """A picture for every metric, since they differ in scale, of all tasks that have it."""
+    """One chart per metric, since scales differ, with all tasks that have it."""
     names = dict.fromkeys(name for values in results.values() for name in values if "stderr" not in name)
     pictures = []
     for name in names:
@@ -163,7 +163,7 @@ def bars_of(results: dict[str, dict[str, float]]) -> list[Bars]:
 
 
 def plain_results(values: dict[str, Any]) -> dict[str, float]:
-    """Numbers alone: "acc,none" becomes "acc"."""
+    """The numbers of a result: "acc,none" becomes "acc"."""
     return {
         name.removesuffix(",none"): float(value)
         for name, value in values.items()
@@ -172,11 +172,11 @@ def plain_results(values: dict[str, Any]) -> dict[str, float]:
 
 
 def wrap(evaluated: EvaluatedModel, batch_size: int | str, max_length: int | None) -> Any:
-    """The harness's own class for transformers models, around one that is loaded; it counts what is cut."""
+    """The harness's class for transformers models, around a loaded model; counts cut requests."""
     from lm_eval.models.huggingface import HFLM
 
     class CountingLM(HFLM):
-        """Requests, those that the harness cuts, and the tokens they lose."""
+        """Number of requests, of cut requests, and of the tokens they lose."""
 
         requests = cut_requests = cut_tokens = 0
 
@@ -186,14 +186,14 @@ def wrap(evaluated: EvaluatedModel, batch_size: int | str, max_length: int | Non
             self.cut_tokens += max(0, tokens - limit)
 
         def take_counts(self) -> dict[str, int]:
-            """Since the last time."""
+            """The counts since the last call."""
             counts = {name: getattr(self, name) for name in COUNTED}
             self.requests = self.cut_requests = self.cut_tokens = 0
             return {**counts, "max_length": self.max_length}
 
         def _loglikelihood_tokens(self, requests: Any, *args: Any, **kwargs: Any) -> Any:
             for _, context, continuation in requests:
-                # the last token is not read
+                # the last token is never an input
                 self.count(len(context) + len(continuation) - 1, self.max_length)
             return super()._loglikelihood_tokens(requests, *args, **kwargs)
 
@@ -211,7 +211,7 @@ def wrap(evaluated: EvaluatedModel, batch_size: int | str, max_length: int | Non
 
 
 def find_tasks(names: list[str], include_path: str | None) -> Any:
-    """The harness's index of tasks: of the folder alone where that has them all, since reading its own takes long."""
+    """The harness's task index. Only the folder is read if it has all tasks, since the full index is slow."""
     from lm_eval.tasks import TaskManager
 
     if include_path is not None:
@@ -222,13 +222,13 @@ def find_tasks(names: list[str], include_path: str | None) -> Any:
 
 
 def load_task(name: str, manager: Any) -> list[Any]:
-    """A task of the harness with its data; what is more than one task stays a name, which the harness reads itself."""
+    """A task with its data; groups stay names, which the harness resolves."""
     from lm_eval.api.task import Task
 
     try:
         found = manager.load_task_or_group([name])
     except (OSError, ValueError, RuntimeError, ImportError) as error:
-        # the Hub, its cache, and packages that single tasks need
+        # errors of the Hub, its cache, and packages of single tasks
         raise ValueError(
             f"lm-evaluation-harness cannot load its task {name!r} ({first_line(error)}). It takes data from the "
             f"Hugging Face Hub: run it once where there is a network, or name a folder of tasks in YAML "
@@ -239,7 +239,7 @@ def load_task(name: str, manager: Any) -> list[Any]:
 
 
 def near(name: str, known: set[str]) -> str:
-    """The nearest names; there are thousands."""
+    """The closest names; listing all would be thousands."""
     from difflib import get_close_matches
 
     found = get_close_matches(name, sorted(known), n=3)
@@ -247,7 +247,7 @@ def near(name: str, known: set[str]) -> str:
 
 
 def require_harness() -> None:
-    """lm-evaluation-harness is a package of its own."""
+    """Raise ValueError if lm-evaluation-harness is not installed."""
     try:
         import lm_eval  # noqa: F401
     except ImportError:

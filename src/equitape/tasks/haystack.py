@@ -1,4 +1,4 @@
-"""Prompts of exactly the asked number of tokens: something to find inside filler.
+"""Prompts with an exact number of tokens: something to find inside filler.
 
 A prompt is made of pieces that are tokenized one by one: what the tokenizer puts in front of every text, the opening,
 filler with things hidden in it, and the question. Filler is counted in tokens, so the sum is exact for every tokenizer;
@@ -30,7 +30,7 @@ class Hidden:
 
 
 class Filler:
-    """Lines without meaning for the question, to any number of tokens."""
+    """Lines irrelevant to the question, for any number of tokens."""
 
     def __init__(self, source: str, encode: PieceTokenizer):
         """source: "noise", five short sentences over and over; or text as `equitape.data.text` reads it."""
@@ -62,7 +62,7 @@ class Filler:
 
 
 def read_paragraphs(source: str) -> list[str]:
-    """Paragraphs of all documents, each on one line."""
+    """The paragraphs of all documents, one per line."""
     paragraphs = []
     for document in read_documents(source):
         for paragraph in re.split(r"\n\s*\n", document.text):
@@ -73,7 +73,7 @@ def read_paragraphs(source: str) -> list[str]:
 
 
 def hide(tokens: list[int], borders: list[int], pieces: Sequence[tuple[list[int], float]]) -> list[int]:
-    """Put pieces (tokens, depth) between lines of filler; those with the same place come in their own order."""
+    """Insert pieces (tokens, depth) between lines of filler; pieces at the same place keep their order."""
     places = [min(borders, key=lambda border: abs(border - depth * len(tokens))) for _, depth in pieces]
     order = sorted(range(len(pieces)), key=lambda index: places[index])
     result: list[int] = []
@@ -94,7 +94,7 @@ class PromptMaker:
         self.beginning = self.encode.beginning
 
     def build(self, length: int, opening: str, hidden: Sequence[Hidden], question: str, random: Random) -> list[int]:
-        """Exactly `length` tokens; a length that does not even hold what must be there is refused."""
+        """A prompt of exactly `length` tokens. Raises `TooShort` if the required parts do not fit."""
         head = [*self.beginning, *self.encode(opening)]
         pieces = [(self.encode(thing.text), thing.depth) for thing in hidden]
         tail = self.encode(question)
@@ -106,7 +106,7 @@ class PromptMaker:
 
 
 class TooShortError(ValueError):
-    """A length below what the prompt's own words take."""
+    """The length is too small for the prompt without filler."""
 
     def __init__(self, length: int, needed: int):
         super().__init__(

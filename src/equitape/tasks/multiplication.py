@@ -1,4 +1,4 @@
-"""Multiplication of a long number by one digit, digits reversed: addition's companion with a carry of up to eight.
+"""Multiplication of a long number by one digit, with reversed digits; carries are up to 8.
 
 An example reads `a*d=c`, numbers least digit first: 12 * 9 = 108 is written `21*9=801`. Shapes: n examples.
 """
@@ -15,7 +15,7 @@ from .prompts import Cell, Examples, constant, evaluate_lengths, join
 
 
 class Multiplication(DigitTask):
-    """A number times a digit, scored by the length of the number."""
+    """A number times a digit; scored by the length of the number."""
 
     name = "multiplication"
     idea = "multiply a number by a digit, digits reversed; longer numbers than in training"

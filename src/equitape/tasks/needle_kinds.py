@@ -52,7 +52,7 @@ COMMON_QUESTION = (
     "in the list are:"
 )
 
-# words to hide, as RULER makes its keys: an adjective and a noun
+# words for RULER's keys: an adjective and a noun
 ADJECTIVES = """
 able amber ancient ashen azure bald bitter blind blue bold brave brief bright brisk broad bronze busy calm cheap
 chilly civil clean clear clever close cloudy coarse cold cool crisp crude curly damp dark deep dense dim distant dry
@@ -87,16 +87,16 @@ tunnel turtle valley vase vine violin wagon walnut water wave whale wheat wheel 
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """A prompt of exact length and what its answer must contain."""
+    """A prompt of exact length, and what its answer must contain."""
 
     tokens: list[int]
     references: list[str]
     depth: float | None
-    """Of the one thing asked for; None where there are several."""
+    """Depth of the asked needle; None if several are asked for."""
 
 
 Kind = Callable[[PromptMaker, int, float, Random], Example]
-"""(maker, length, depth of what is asked for where that is one thing, random numbers) -> example."""
+"""(maker, length, depth of the asked needle if it is one, random numbers) -> example."""
 
 
 def passkey(maker: PromptMaker, length: int, depth: float, random: Random) -> Example:
@@ -157,7 +157,7 @@ def variables(maker: PromptMaker, length: int, depth: float, random: Random) -> 
 
 
 def common_words(maker: PromptMaker, length: int, depth: float, random: Random) -> Example:
-    """A list that fills the prompt; the few tokens that no entry fits into are filler before it."""
+    """A list that fills the prompt; tokens too few for another entry are filler before it."""
     encode = maker.encode
     fixed = len(maker.beginning) + len(encode(COMMON_OPENING)) + len(encode(COMMON_QUESTION))
 
@@ -168,7 +168,7 @@ def common_words(maker: PromptMaker, length: int, depth: float, random: Random) 
     room = length - fixed
     entries = least = COMMON * 4
     tokens, common = smallest = list_of(entries)
-    # by the size of an entry so far; then fewer, for later numbers have more digits
+    # estimate from the size of an entry so far; then fewer, since later numbers have more digits
     while entries < (wanted := int(entries * room / len(tokens))):
         entries = wanted
         tokens, common = list_of(entries)
@@ -176,7 +176,7 @@ def common_words(maker: PromptMaker, length: int, depth: float, random: Random) 
         entries = max(least, min(entries - 1, int(entries * room / len(tokens))))
         tokens, common = list_of(entries)
     if len(tokens) > room:
-        # a list drawn later may have longer words than the first of its size
+        # a list of the same size may have longer words when drawn again
         tokens, common = smallest
     if len(tokens) > room:
         raise TooShortError(length, fixed + len(tokens))
@@ -187,7 +187,7 @@ def common_words(maker: PromptMaker, length: int, depth: float, random: Random) 
 
 
 def word_list(entries: int, random: Random) -> tuple[list[str], list[str]]:
-    """A shuffled list of so many words, and its ten common ones.
+    """A shuffled list of `size` words, and its ten common words.
 
     Long lists are RULER's: common words 30 times, all others 3 times. In short ones common words take half of the list,
     at least 3 times each, and all others occur once.

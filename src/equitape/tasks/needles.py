@@ -27,7 +27,7 @@ DEPTHS = tuple(round(index / 9, 3) for index in range(10))
 DEPTH_BANDS = 5
 
 Place = dict[str, Any]
-"""What tells one prompt from another; its "length" is among it, and the values, joined, name its unit."""
+"""The values that identify a prompt, including its "length"; joined, they name its unit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,11 +43,11 @@ class HaystackOptions(Settings):
     filler: str = NOISE
     """"noise", or text to hide things in: a file, a folder or an archive."""
     seed: int = 0
-    """Decides what is hidden and where."""
+    """Seed of what is hidden and where."""
 
 
 class HaystackTask(EvaluationTask):
-    """The common part of both tasks. Subclasses list the prompts of a length, make them and score the answers."""
+    """The base of both tasks. Subclasses list the prompts of a length, make them and score the answers."""
 
     options: HaystackOptions
     answer_tokens: ClassVar[tuple[int, int]]
@@ -58,11 +58,11 @@ class HaystackTask(EvaluationTask):
         raise NotImplementedError
 
     def build(self, place: Place, length: int) -> Example:
-        """The prompt of a place. `length` is its size in tokens and decides nothing but the filler."""
+        """The prompt of a place. `length`, its number of tokens, affects only the filler."""
         raise NotImplementedError
 
     def describe(self, place: Place) -> str:
-        """What error messages call a prompt, after the task's name."""
+        """Name of a prompt in error messages, after the task's name."""
         return ""
 
     def record(self, place: Place, example: Example, answer: str) -> Record:
@@ -70,7 +70,7 @@ class HaystackTask(EvaluationTask):
         raise NotImplementedError
 
     def score(self, record: Record) -> float:
-        """From 0 to 1."""
+        """The score of a record, from 0 to 1."""
         raise NotImplementedError
 
     def check_data(self) -> None:
@@ -92,7 +92,7 @@ class HaystackTask(EvaluationTask):
         return self.build(place, place["length"])
 
     def need(self, length: int) -> tuple[int, str]:
-        """Tokens that the largest prompt of a length takes without filler, and what to call that prompt."""
+        """Tokens of the largest prompt of a length without filler, and its name."""
         return max((measure(partial(self.build, place, 0)), self.describe(place)) for place in self.places(length))
 
     def settled_options(self) -> dict[str, Any]:
@@ -104,7 +104,7 @@ class HaystackTask(EvaluationTask):
 
     def answer(self, evaluated: EvaluatedModel, units: list[Unit], batch_tokens: int, advance: Advance) -> list[Record]:
         records: dict[str, Record] = {}
-        # kinds apart, since a batch writes until its longest answer is done
+        # one kind per batch, since a batch runs until its longest answer ends
         for kind in dict.fromkeys(unit.content.get("kind") for unit in units):
             same = [unit for unit in units if unit.content.get("kind") == kind]
             examples = [self.make(unit.content) for unit in same]
@@ -120,7 +120,7 @@ class HaystackTask(EvaluationTask):
     def summarise(
         self, records: list[Record], facts: dict[str, Any], kinds: list[str]
     ) -> tuple[dict[str, Any], Callable[..., HeatMap]]:
-        """Figures of a report, each the mean over kinds, and a maker of heat maps by length from named filters."""
+        """Metrics of a report, each the mean over kinds, and a function that makes heat maps by length."""
         scored = [(record, self.score(record)) for record in records]
         lengths = sorted({record["length"] for record in records})
 
@@ -155,7 +155,7 @@ class HaystackTask(EvaluationTask):
 
 
 def is_kind(kind: str) -> Callable[[Record], bool]:
-    """Whether a record is of a kind; those of passkey name none."""
+    """Whether a record is of a kind; passkey records have no kind."""
     return lambda record: record.get("kind", kind) == kind
 
 
@@ -164,7 +164,7 @@ class PasskeyOptions(HaystackOptions):
     """Options of passkey retrieval."""
 
     depths: Annotated[tuple[Share, ...], Len(1)] = DEPTHS
-    """Where keys are hidden, from 0, the beginning, to 1, the end."""
+    """Depths of the keys, from 0 (start) to 1 (end)."""
 
 
 class Passkey(HaystackTask):
@@ -176,7 +176,7 @@ class Passkey(HaystackTask):
     options: PasskeyOptions
     headline = "exact_match"
     metrics = (EXACT_MATCH,)
-    # three more, to see where the number ends
+    # three more, to detect the end of the number
     answer_tokens = (1, 3)
 
     def places(self, length: int) -> list[Place]:
@@ -216,7 +216,7 @@ class Passkey(HaystackTask):
 
 
 def has_depth(low: float, high: float, record: Record) -> bool:
-    """Whether what a prompt asks for is hidden from `low` to below `high`, or exactly there where both are the same."""
+    """Whether the needle's depth is from `low` to below `high`, or equal to both if they are the same."""
     return record["depth"] is not None and (low <= record["depth"] < high or record["depth"] == low == high)
 
 
@@ -234,7 +234,7 @@ class NeedlesOptions(HaystackOptions):
     """Options of the needles."""
 
     kinds: Annotated[tuple[NeedleKind, ...], Len(1)] = get_args(NeedleKind)
-    """Which kinds."""
+    """Kinds of needles."""
     samples: Positive = 20
     """Prompts per kind and length."""
 
@@ -248,7 +248,7 @@ class Needles(HaystackTask):
     options: NeedlesOptions
     headline = "score"
     metrics = tuple(Metric(name=name, higher_is_better=True, unit=PERCENT) for name in ("score", *KINDS))
-    # RULER allows 128 tokens (30 for variables); twice what the answer takes leaves room for other words
+    # RULER allows 128 tokens (30 for variables); twice the answer leaves room for other words
     answer_tokens = (2, 16)
 
     def places(self, length: int) -> list[Place]:
@@ -262,7 +262,7 @@ class Needles(HaystackTask):
         return f", kind {place['kind']!r}"
 
     def build(self, place: Place, length: int) -> Example:
-        """A single needle is spread evenly over all depths."""
+        """Single needles are spread evenly over all depths."""
         random = Random(f"needles {self.options.seed} {place['kind']} {place['length']} {place['sample']}")
         depth = (place["sample"] + random.random()) / self.options.samples
         return KINDS[place["kind"]](self.maker, length, min(depth, 1.0), random)
@@ -295,5 +295,5 @@ class Needles(HaystackTask):
 
 
 def in_band(kind: str, low: float, high: float, record: Record) -> bool:
-    """Whether a record is of a kind and a band of depths; the last band includes its end."""
+    """Whether a record has a kind and a depth in a band; the last band includes its end."""
     return record["kind"] == kind and has_depth(low, high if high < 1 else 2.0, record)

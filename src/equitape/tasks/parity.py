@@ -1,4 +1,4 @@
-"""Parity: after every bit, whether the ones so far are odd."""
+"""Parity: after every bit, whether the number of ones so far is odd."""
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ BEGIN, PAD = 2, 3
 
 
 class Parity(StepTask):
-    """The tokens 0 and 1 are both the bits and the answers, even and odd."""
+    """Tokens 0 and 1 are the bits, and also the answers even and odd."""
 
     name = "parity"
     idea = "after every bit: are the ones so far odd? longer rows than in training"

@@ -1,4 +1,4 @@
-"""Perplexity of long documents by sliding windows, without ever holding the logits of a whole window.
+"""Perplexity of long documents with sliding windows, without the logits of a whole window in memory.
 
 A window reads `length` tokens of one document and predicts the token after each of them. Windows begin every `stride`
 tokens. Which of its predictions count is the rule `score`:
@@ -29,13 +29,13 @@ from ..model import EquitapeForCausalLM
 from ..settings import check_value
 
 CHUNK_TOKENS = 1024
-"""Tokens whose logits exist at one time."""
+"""Maximum tokens whose logits are in memory at once."""
 ScoreRule = Literal["new", "all"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PerplexityResult:
-    """What a model made of the documents, and by which protocol."""
+    """The scores of documents, and the protocol."""
 
     length: int
     stride: int
@@ -43,25 +43,25 @@ class PerplexityResult:
     loss: float
     """Nats per scored token."""
     bits_per_byte: float | None
-    """The same by bytes of the documents, which does not depend on the tokenizer; None where sizes were not given."""
+    """The same per byte of the documents, independent of the tokenizer; None if sizes were not given."""
     tokens: int
-    """Predictions that counted."""
+    """Number of scored predictions."""
     windows: int
     documents: int
     skipped_documents: int
-    """Too short for one window."""
+    """Number of documents too short for one window."""
     position_losses: Tensor
-    """[N] float64, the mean loss of the predictions made at each place of a window; NaN where none counted."""
+    """[N] float64, mean loss at each position of a window; NaN if none was scored."""
     position_counts: Tensor
-    """[N] int64, how many predictions that mean is of."""
+    """[N] int64, number of predictions in that mean."""
 
     @property
     def perplexity(self) -> float:
-        """exp(loss); infinite where that is beyond a float."""
+        """exp(loss), or infinity if it overflows."""
         return math.exp(self.loss) if self.loss < 700 else math.inf
 
     def position_curve(self, num_points: int = 64) -> tuple[list[float], list[float]]:
-        """(tokens read, losses): means over equal runs of places; runs in which nothing counted are left out."""
+        """(tokens read, losses): means over bins of positions; bins without scored predictions are left out."""
         places, losses = [], []
         for part in torch.arange(self.length).tensor_split(min(num_points, self.length)):
             counts = self.position_counts[part]
@@ -73,21 +73,21 @@ class PerplexityResult:
 
 
 class Window(NamedTuple):
-    """A piece of a document that is read at once."""
+    """A window of a document."""
 
     document: int
     start: int
-    """The first token it reads."""
+    """Index of its first token."""
     size: int
-    """How many it reads, and predictions it makes."""
+    """Number of tokens, and of predictions."""
     first: int
-    """The first of its predictions that counts."""
+    """Its first scored prediction."""
     last: int | None = None
-    """Predictions from this one on do not count; None: all from `first` on do."""
+    """End of its scored predictions; None: all from `first` on are scored."""
 
 
 Span = tuple[int, int]
-"""Predictions of a document from the first to before the second: prediction p is of token p + 1."""
+"""A range of predictions of a document; prediction p is of token p + 1."""
 
 
 @torch.no_grad()
@@ -166,7 +166,7 @@ def score_windows(
     batch_tokens: int = 16384,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Sums of losses and numbers of predictions that count, by place in the window, both [length]."""
+    """Sums of losses and numbers of scored predictions by position in the window, both [length]."""
     sums = torch.zeros(length, dtype=torch.float64)
     counts = torch.zeros(length, dtype=torch.long)
     done = 0
@@ -222,7 +222,7 @@ def cut_windows(
     keep_short: bool = False,
     spans: Sequence[Span] | None = None,
 ) -> list[Window]:
-    """The windows of one document and which of their predictions count; spans: count only predictions in these."""
+    """The windows of one document and their scored predictions. spans: score only these."""
     predictions = num_tokens - 1
     if spans is not None and predictions >= length:
         cut = _cut_all if score == "all" else _cut_new
@@ -241,7 +241,7 @@ def cut_windows(
 
 
 def _cut_new(document: int, predictions: int, length: int, stride: int, start: int, end: int) -> list[Window]:
-    """Windows in which every prediction of a span counts once, with at least `length - stride` tokens of context.
+    """Windows that score every prediction of a span once, with at least `length - stride` tokens of context.
 
     Only the start of a document has less context. With `stride = length` the windows follow each other from `start` on.
     """
@@ -255,7 +255,7 @@ def _cut_new(document: int, predictions: int, length: int, stride: int, start: i
 
 
 def _cut_all(document: int, predictions: int, length: int, stride: int, start: int, end: int) -> list[Window]:
-    """Windows inside a span, of which every prediction counts."""
+    """Windows inside a span; all their predictions are scored."""
     return [Window(document, begin, length, 0) for begin in range(start, end - length + 1, stride)]
 
 
@@ -289,7 +289,7 @@ def spread_over_documents(sizes: Sequence[int], size: int, number: int | None) -
 
 
 def _batches(windows: Sequence[Window], batch_size: int) -> Iterator[list[Window]]:
-    """Windows of one size at a time, at most batch_size."""
+    """Batches of windows of one size, at most batch_size each."""
     for _, same in groupby(windows, key=lambda window: window.size):
         group = list(same)
         for start in range(0, len(group), batch_size):
@@ -314,7 +314,7 @@ def choose_scorer(model: Any, probe: Tensor) -> Scorer:
 
 
 def unwrap(model: Any) -> Any:
-    """The transformers model inside what peft, torch.compile and data parallelism wrap around it."""
+    """The transformers model inside wrappers of peft, torch.compile and data parallelism."""
     while True:
         if hasattr(model, "_orig_mod"):
             model = model._orig_mod
@@ -331,7 +331,7 @@ def unwrap(model: Any) -> Any:
 
 
 def _parts(model: Any) -> tuple[Any, Any]:
-    """(decoder, head), or (None, None) where a model does not tell them apart."""
+    """(decoder, head), or (None, None) if the model does not separate them."""
     decoder = model.get_decoder() if hasattr(model, "get_decoder") else None
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     if decoder is None or decoder is model or head is None:
@@ -340,7 +340,7 @@ def _parts(model: Any) -> tuple[Any, Any]:
 
 
 def _agree(model: Any, decoder: Any, head: Any, probe: Tensor) -> bool:
-    """Whether head(decoder(tokens)) is all there is to the logits: the same operations, so the same bits."""
+    """Whether the logits are exactly head(decoder(tokens)), compared bit for bit."""
     probe = probe.to(_device(model))
     expected = model(input_ids=probe, use_cache=False).logits
     return torch.equal(head(_hidden(decoder, probe)), expected)
@@ -359,7 +359,7 @@ def _losses_by_head(decoder: Any, head: Any, tokens: Tensor, targets: Tensor) ->
 
 
 def _losses_by_cache(model: Any, tokens: Tensor, targets: Tensor) -> Tensor:
-    """The whole model, some tokens at a time, continued through its cache; at once where it makes none."""
+    """The whole model, chunk by chunk through its cache; in one call if it makes none."""
     step = max(1, CHUNK_TOKENS // tokens.shape[0])
     losses, past, start = [], None, 0
     while start < tokens.shape[1]:
@@ -375,7 +375,7 @@ def _losses_by_cache(model: Any, tokens: Tensor, targets: Tensor) -> Tensor:
 
 
 def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Nats for each token, in float32 at least: [n, V], [n] -> [n]."""
+    """Loss per token in nats, in float32 or wider: [n, V], [n] -> [n]."""
     return cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), targets, reduction="none")
 
 

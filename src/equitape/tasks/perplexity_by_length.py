@@ -1,4 +1,4 @@
-"""Perplexity by length: sliding windows over long documents, with the loss at every place of a window.
+"""Perplexity by length: sliding windows over long documents, with the loss at every position of a window.
 
 `equitape.tasks.perplexity` has the protocol: which windows there are and which of their predictions count. Every length
 scores the same tokens, so that lengths differ in context alone. A unit is some windows of one document at one length.
@@ -24,9 +24,9 @@ CURVE_POINTS = 64
 MOST_BATCH_TOKENS = 131072
 """Longer batches are not faster."""
 UNIT_TOKENS = 16384
-"""Tokens that the windows of a unit read, or one window; an interruption loses no more than the unit at work."""
+"""Maximum tokens of a unit's windows, or one window; an interruption loses at most one unit."""
 RESAMPLES = 1000
-"""Of documents, for intervals."""
+"""Number of resamplings of documents for intervals."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,18 +36,18 @@ class PerplexityOptions(Settings):
     data: str | tuple[str, ...] | dict[str, str] = field(default_factory=dict)
     """Text to score: a file, a folder, an archive, a list of them, or several by name: {books: PATH}."""
     lengths: tuple[Positive, ...] = ()
-    """Tokens a window reads; default: powers of two from 256 to twice the model's context, as the text allows."""
+    """Window lengths in tokens; default: powers of two from 256 to twice the model's context, as the text allows."""
     short: Positive = SHORTEST
     """A short length that is always measured too."""
     stride: Positive | None = None
-    """Tokens between the starts of two windows; default: the length. LongLoRA uses 256."""
+    """Tokens between the starts of windows; default: the length. LongLoRA uses 256."""
     score: ScoreRule = "new"
-    """Which predictions count: "new", those no earlier window has made; or "all", as LongLoRA's code."""
+    """Scored predictions: "new", those of no earlier window; or "all", as in LongLoRA's code."""
     windows: Positive | None = None
     """Score only so many pieces per document, spread evenly, each as long as the longest length; default: everything.
     Every length scores the same pieces."""
     join: bool = False
-    """Read all documents of a text as one, joined by end marks."""
+    """Read all documents of a text as one, joined by end tokens."""
 
     def __post_init__(self) -> None:
         shortest = min((*self.lengths, self.short))
@@ -111,7 +111,7 @@ class Perplexity(EvaluationTask):
         return units
 
     def make_units(self, place: dict[str, Any], windows: int) -> list[Unit]:
-        """A document at a length, in units of at most UNIT_TOKENS."""
+        """The units of a document at a length, with at most UNIT_TOKENS each."""
         length, key = place["length"], f"{place['data']}/{place['length']}/{place['document']}"
         step = max(1, UNIT_TOKENS // length)
         parts = [(first, min(first + step, windows)) for first in range(0, windows, step)]
@@ -130,13 +130,13 @@ class Perplexity(EvaluationTask):
         return {"lengths": list(self.lengths), "data": digests}
 
     def read(self, store: TokenStore) -> list[tuple[torch.Tensor, int]]:
-        """Tokens and bytes of each document, end marks not scored unless documents are joined."""
+        """Tokens and bytes of each document; end tokens are scored only if documents are joined."""
         if self.options.join:
             return [(store.joined(), int(store.num_bytes.sum()))]
         return [(store.document(number, end=False), int(store.num_bytes[number])) for number in range(len(store))]
 
     def choose_lengths(self, context: int | None) -> tuple[int, ...]:
-        """Those asked for, or all that the text allows."""
+        """The given lengths, or all that the text allows."""
         given = self.options.lengths
         if not given:
             longest = min(max(len(tokens) for tokens, _ in documents) for documents in self.documents.values()) - 1
@@ -195,7 +195,7 @@ class Perplexity(EvaluationTask):
             values = {length: exp(sums["loss"]) for length, sums in totals.items()}
             inside = split_by_context(lengths, context).get("inside", [])
             longest = (inside or lengths)[-1]
-            # the headline: as much context as the model is meant for
+            # the headline: the model's full context
             metrics[f"perplexity{suffix}"] = values[longest]
             metrics |= {f"perplexity{suffix}_{length}": value for length, value in values.items()}
             for length in lengths:
@@ -262,12 +262,12 @@ class Perplexity(EvaluationTask):
 
 
 def exp(loss: float) -> float:
-    """Perplexity of a loss, as high as a float goes; NaN for NaN."""
+    """Perplexity of a loss, capped at the largest float; NaN for NaN."""
     return math.nan if math.isnan(loss) else math.exp(min(loss, 700.0))
 
 
 def describe_headline(context: int | None, inside: bool) -> str:
-    """Why it is at that length."""
+    """Why the headline is at that length."""
     if context is None:
         return ""
     if inside:
@@ -285,7 +285,7 @@ def name_sources(given: tuple[str, ...]) -> dict[str, str]:
 
 
 def curve_sums(sums: torch.Tensor, counts: torch.Tensor) -> dict[str, list[float]]:
-    """Losses by place in the window, [N], as sums over equal runs of places, with the number of predictions in each."""
+    """Losses by position in the window, [N], as sums over bins, with the number of predictions in each."""
     runs = torch.arange(len(sums)).tensor_split(min(CURVE_POINTS, len(sums)))
     return {
         "curve_places": [float(run.double().mean()) + 1 for run in runs],
@@ -295,7 +295,7 @@ def curve_sums(sums: torch.Tensor, counts: torch.Tensor) -> dict[str, list[float
 
 
 def join_curves(records: list[Record]) -> tuple[list[float], list[float]]:
-    """(places, mean losses) over documents; runs of places without a prediction are left out."""
+    """(positions, mean losses) over documents; bins without predictions are left out."""
     if any(value is None for record in records for value in record["curve_sums"]):
         return [], []
     sums = [math.fsum(column) for column in zip(*(record["curve_sums"] for record in records), strict=True)]
@@ -340,7 +340,7 @@ def interval(records: list[Record], name: str, length: int) -> list[float]:
 
 
 def describe_count(totals: dict[int, dict[str, float]]) -> str:
-    """How many predictions were scored: the same at every length, or how many at each."""
+    """Number of scored predictions: one number for all lengths, or one per length."""
     counts = {length: int(sums["tokens"]) for length, sums in totals.items()}
     if len(set(counts.values())) == 1:
         return f"the same {next(iter(counts.values())):,} tokens at every length"

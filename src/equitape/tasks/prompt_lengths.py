@@ -1,4 +1,4 @@
-"""At which lengths prompts are made: those asked for, or what suits a model, and one short length beside them.
+"""Lengths of prompts: the given ones, or lengths that suit the model, and one short length.
 
 What a prompt's own words take depends on the tokenizer and on what is drawn, and what is drawn depends on the length.
 So every prompt of every length is measured before the first one runs.
@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from .haystack import TooShortError
 
 SHORT = 512
-"""The short length where none is given."""
+"""The default short length."""
 STEP = 64
-"""A length that is chosen here is a multiple of it, so that seeds with slightly longer words do not get another."""
+"""Chosen lengths are multiples of this, so that seeds with slightly longer words get the same length."""
 
 Need = Callable[[int], tuple[int, str]]
 """(tokens that the largest prompt of a length takes without filler, what to call that prompt)."""
@@ -25,11 +25,11 @@ class Lengths:
     all: tuple[int, ...]
     short: int
     raised: bool
-    """Whether the short length was left out and the usual one does not do."""
+    """Whether no short length was given and the default one is too short."""
 
 
 def choose_lengths(given: tuple[int, ...], short: int | None, context: int | None, need: Need, task: str) -> Lengths:
-    """Refuse lengths asked for that some prompt does not fit into; choose those left out so that all fit."""
+    """Raise ValueError for given lengths that are too short for a prompt; choose missing ones so that all fit."""
     for length in sorted({*given, *([] if short is None else [short])}):
         needed, which = need(length)
         if needed > length:
@@ -44,14 +44,14 @@ def choose_lengths(given: tuple[int, ...], short: int | None, context: int | Non
 
 
 def smallest_fit(length: int, need: Need) -> int:
-    """The length or the next multiple of STEP that all prompts fit into."""
+    """The length, or the next multiple of STEP that fits all prompts."""
     while need(length)[0] > length:
         length = (max(length, need(length)[0] - 1) // STEP + 1) * STEP
     return length
 
 
 def measure(make: Callable[[], object]) -> int:
-    """Tokens of a prompt without filler, by making one of no tokens at all."""
+    """Tokens of a prompt without filler, found by asking for a length of 0."""
     try:
         make()
     except TooShortError as error:
@@ -60,7 +60,7 @@ def measure(make: Callable[[], object]) -> int:
 
 
 def describe_short(examples: dict[str, object], short: int) -> list[str]:
-    """A note where the short length is not the usual one."""
+    """A note if the short length is not the default."""
     if not examples.get("short_raised"):
         return []
     return [
@@ -70,13 +70,13 @@ def describe_short(examples: dict[str, object], short: int) -> list[str]:
 
 
 def default_lengths(context: int | None, short: int) -> list[int]:
-    """Inside, at and beyond what a model is meant for."""
+    """Lengths inside, at and beyond the model's context."""
     context = context or 2048
     return [length for length in (context // 8, context // 4, context // 2, context, 2 * context) if length >= short]
 
 
 def split_by_context(lengths: Iterable[int], context: int | None) -> dict[str, list[int]]:
-    """Lengths up to the trained context and those beyond it, where the context is known; none is left empty."""
+    """Lengths up to the trained context and beyond it, if it is known, without empty lists."""
     if context is None:
         return {}
     parts = {

@@ -1,6 +1,6 @@
-"""Tasks that ask something and score the answer: a prompt, then an answer up to the end mark, all of it made in blocks.
+"""Tasks with a prompt and an answer up to the end token, made in blocks.
 
-Only the answer and the end mark have labels. An answer counts when every token of it, the end mark included, is what
+Only the answer and the end token have labels. An answer counts when every token of it, the end token included, is what
 greedy decoding writes. Sizes of what is asked (digits, symbols) are grouped in cells; the examples of a cell depend on
 the seed and the cell alone. Shapes: n examples, T tokens, W symbols of a part, A tokens of an answer.
 """
@@ -19,11 +19,11 @@ from .answers import Method, score_answers
 from .base import IGNORED, Curve, Evaluation, NumberedExamples, Task, evaluation_generator, scale_samples
 
 Cell = tuple[int, ...]
-"""Sizes that evaluation keeps apart, for example the lengths of both operands."""
+"""Sizes that are scored separately, for example the lengths of both operands."""
 Part = tuple[Tensor, Tensor]
-"""Symbols [n, W] of type SMALL, and how many of them count [n]."""
+"""Symbols [n, W] of type SMALL, and their numbers [n]."""
 SMALL = torch.int16
-"""The type of symbols: examples are made by passes over memory, and narrow numbers make these short."""
+"""Dtype of symbols: making examples is bound by memory, so small numbers are faster."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class PromptOptions(Settings):
     """"generate": greedy decoding with the cache. "teacher_forcing": one forward pass over prompt and answer, which
     finds the same answers right and is faster."""
     batch_tokens: Positive = 2**18
-    """Tokens in a batch of evaluation, prompts and answers together."""
+    """Tokens per evaluation batch, including answers."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Examples:
     lengths: Tensor
 
     def labels(self) -> Tensor:
-        """[n, T]: the answer and the end mark."""
+        """[n, T]: the answer and the end token."""
         column = torch.arange(self.tokens.shape[1])
         answer = (column >= self.prompt_lengths[:, None]) & (column < self.lengths[:, None])
         return torch.where(answer, self.tokens, IGNORED)
@@ -64,17 +64,17 @@ class Examples:
 
 
 def constant(symbol: int, count: int) -> Part:
-    """One symbol in every example."""
+    """The same symbol in every example."""
     return torch.full((count, 1), symbol, dtype=SMALL), torch.ones(count, dtype=torch.long)
 
 
 def join(prompt: list[Part], answer: list[Part], filler: int) -> Examples:
-    """Write the parts one after another, each as far as it counts; then the filler."""
+    """Concatenate the parts of each row, without their padding; fill up the rest."""
     parts = [*prompt, *answer]
     ends = torch.stack([lengths for _, lengths in parts]).cumsum(0)
     count, longest = len(ends[-1]), int(ends[-1].max())
     symbols = torch.cat([*(symbols for symbols, _ in parts), torch.full((count, 1), filler, dtype=SMALL)], dim=1)
-    # where to look in the symbols: at one's own place, and beyond what does not count of the parts that have ended
+    # index into the symbols: the column itself, plus the padding of all parts that have ended
     place = torch.arange(longest, dtype=SMALL)
     source = place.repeat(count, 1)
     for (part, lengths), end in zip(parts, ends.to(SMALL), strict=True):
@@ -86,7 +86,7 @@ def join(prompt: list[Part], answer: list[Part], filler: int) -> Examples:
 
 
 class PromptTask(Task):
-    """The common part of these tasks. Subclasses say what training draws, what evaluation asks, and sum it up."""
+    """The base of these tasks. Subclasses draw training examples, make evaluation cells, and summarize scores."""
 
     options: PromptOptions
     eos_token_id: int
@@ -104,7 +104,7 @@ class PromptTask(Task):
         raise NotImplementedError
 
     def answer_length(self, cell: Cell) -> int:
-        """Most tokens of an answer of a cell, the end mark included."""
+        """Maximum tokens of a cell's answers, including the end token."""
         raise NotImplementedError
 
     def make_block(self, count: int, generator: torch.Generator) -> dict[str, Tensor]:
@@ -116,7 +116,7 @@ class PromptTask(Task):
         return NumberedExamples(self.make_block, seed)
 
     def score_cells(self, model: Any, cells: list[Cell], seed: int, share: float) -> dict[Cell, float]:
-        """The share of right answers in each cell. Cells are answered together, as many as fit into a batch."""
+        """Fraction of correct answers in each cell. A batch has as many cells as fit."""
         samples = scale_samples(self.options.samples, share)
         scores: dict[Cell, float] = {}
         for group in self.group_cells(cells, samples):
@@ -129,7 +129,7 @@ class PromptTask(Task):
         return {cell: scores[cell] for cell in cells}
 
     def group_cells(self, cells: list[Cell], samples: int) -> Iterator[list[Cell]]:
-        """Cells with answers of like length, then with prompts of like length, in groups of about a batch."""
+        """Groups of cells of about a batch, sorted by answer length, then by prompt length."""
         group: list[Cell] = []
         for cell in sorted(cells, key=lambda cell: (self.answer_length(cell), self.prompt_length(cell))):
             longest = self.answer_length(cell) + max(self.prompt_length(other) for other in (*group, cell))
@@ -140,7 +140,7 @@ class PromptTask(Task):
         yield group
 
     def stack(self, rows: list[Tensor], left: bool) -> Tensor:
-        """Blocks of rows, each of a length of its own, padded on one side to the longest."""
+        """Blocks of rows of different lengths, padded on one side to the longest."""
         longest = max(block.shape[1] for block in rows)
         gaps = [longest - block.shape[1] for block in rows]
         sides = [(gap, 0) if left else (0, gap) for gap in gaps]
@@ -160,21 +160,21 @@ class PromptTask(Task):
 
 
 def mean_percent(scores: dict[Cell, float], keep: Callable[[Cell], bool]) -> float:
-    """The mean over the cells to keep, in per cent; NaN where there are none."""
+    """The mean over the selected cells in percent; NaN if there are none."""
     kept = [score for cell, score in scores.items() if keep(cell)]
     return 100 * sum(kept) / len(kept) if kept else float("nan")
 
 
 @dataclass(frozen=True, kw_only=True)
 class LengthOptions(PromptOptions):
-    """Which sizes are evaluated."""
+    """Evaluated sizes."""
 
     stride: Positive = 1
     """Evaluate only the sizes stride, 2 stride, 3 stride, ...; 1 evaluates all."""
 
     # not annotated: an annotation would make it a setting
     unit = ""
-    """What sizes count: subclasses have the settings trained_UNIT and tested_UNIT."""
+    """The unit of sizes: subclasses have the settings trained_UNIT and tested_UNIT."""
 
     def __post_init__(self) -> None:
         trained, tested = (getattr(self, f"{name}_{self.unit}") for name in ("trained", "tested"))
@@ -195,7 +195,7 @@ class LengthOptions(PromptOptions):
 def evaluate_lengths(
     task: PromptTask, model: Any, trained: int, tested: int, unit: str, seed: int, share: float
 ) -> Evaluation:
-    """Exact match against a size up to `tested`, of which those up to `trained` were trained on."""
+    """Exact match by size up to `tested`; sizes up to `trained` are in distribution."""
     assert isinstance(task.options, LengthOptions)
     sizes = task.options.sizes(tested)
     scores = task.score_cells(model, [(size,) for size in sizes], seed, share)

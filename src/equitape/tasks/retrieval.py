@@ -26,7 +26,7 @@ class RetrievalOptions(StateOptions):
     needles: Positive = 8
     """Key-value pairs hidden in a row, at any length; in training from 1 to this."""
     queries: Positive = 4
-    """Keys asked for at the end of a row, all of them different, where a row is scored."""
+    """Queries at the end of a scored row, for different keys."""
     noise_tokens: Positive = 64
     """Number of different noise tokens."""
     keys: Positive = 64

@@ -1,6 +1,6 @@
-"""Questions about long documents in the manner of SCROLLS, to fine-tune on: document, question, answer, end mark.
+"""Questions about long documents in the manner of SCROLLS, to fine-tune on: document, question, answer, end token.
 
-Prompts, cutting and scores are those of `equitape eval --task scrolls:NAME`. Only the answer and the end mark have
+Prompts, cutting and scores are those of `equitape eval --task scrolls:NAME`. Only the answer and the end token have
 labels.
 """
 
@@ -48,19 +48,19 @@ class ScrollsTaskOptions(Settings):
     tokenizer: str = "bytes"
     """"bytes", or the folder of the tokenizer the starting checkpoint was trained with."""
     length: Positive = 1024
-    """Most tokens of an example, answer and end mark included; longer documents are cut."""
+    """Maximum tokens per example, including answer and end token; longer documents are cut."""
     cut: CutRule = "end"
     """What longer documents lose: their "end" (as in SCROLLS), "middle" or "start"."""
     samples: Positive = 100
-    """Questions asked in a full evaluation, spread evenly over all."""
+    """Questions in a full evaluation, spread evenly over all."""
 
 
 Row = tuple[np.ndarray, np.ndarray, np.ndarray]
-"""Tokens of a document, of a question about it, and of an answer with its end mark."""
+"""Tokens of a document, a question about it, and an answer with its end token."""
 
 
 class QuestionExamples(Dataset[dict[str, Tensor]]):
-    """Every question with each of its answers, in an order of its own in every epoch. Numbers go on without end."""
+    """Every question with each of its answers, shuffled in every epoch. Indices continue without end."""
 
     def __init__(self, rows: list[Row], beginning: list[int], length: int, rule: str, seed: int, summary: str = ""):
         """beginning: the tokens before every document; length: of an example; rule: what longer documents lose;
@@ -138,18 +138,18 @@ class Scrolls(Task):
 
     @property
     def answer_tokens(self) -> int:
-        """Most tokens of an answer: what suits the set, and never more than half of the length."""
+        """Maximum tokens per answer: the set's default, at most half of the length."""
         return min(DATASETS[self.options.dataset].new_tokens, self.options.length // 2)
 
     def _check_room(self) -> None:
-        """The length must hold every question, its longest answer, and something of a document."""
+        """Raise ValueError if the length does not fit every question, its longest answer, and part of a document."""
         encode = PieceTokenizer(self.tokenizer)
         questions = [question_of(self.options.dataset, item) for item in (*self.train_items, *self.valid_items)]
         longest = max(len(tokens) for tokens in encode.all(list(dict.fromkeys(questions))))
         needed = longest + len(encode.beginning) + self.answer_tokens + 1
         if needed > self.options.length:
             raise ValueError(
-                f"Task 'scrolls': a length of {self.options.length} has no room for a document beside the longest "
+                f"Task 'scrolls': a length of {self.options.length} has no room for a document next to the longest "
                 f"question, {longest} tokens, and an answer; it must be more than {needed}."
             )
 
@@ -159,7 +159,7 @@ class Scrolls(Task):
 
     @cached_property
     def _training_rows(self) -> tuple[list[Row], list[int], str]:
-        """Every question with each of its answers, the tokens before them all, and a sentence on what is cut."""
+        """Every question with each of its answers, the tokens before all of them, and a sentence on cuts."""
         encode = PieceTokenizer(self.tokenizer)
         beginning = encode.beginning
         texts = list(dict.fromkeys(item.document for item in self.train_items))
@@ -214,14 +214,14 @@ class Scrolls(Task):
             if DATASETS[self.options.dataset].metric == "rouge":
                 require_rouge()
         except ValueError as error:
-            # a missing package must not end a run of hours without its weights
+            # a missing package must not end a long run before it saves its weights
             logger.warning("The answers were not scored: %s", error)
             return {"score": math.nan}
         return score_answers(self.options.dataset, records)
 
     @torch.no_grad()
     def _answer_loss(self, evaluated: EvaluatedModel, items: list[Item], prompts: list[list[int]]) -> float:
-        """Of the first reference of every question, end mark included."""
+        """Loss of the first reference of every question, including the end token."""
         encode = PieceTokenizer(self.tokenizer)
         total, count = 0.0, 0
         for item, prompt in zip(items, prompts, strict=True):

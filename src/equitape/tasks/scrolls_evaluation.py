@@ -1,4 +1,4 @@
-"""SCROLLS: questions about long documents and their summaries, answered by generation, scored as SCROLLS does."""
+"""SCROLLS: questions about long documents, answered by generation and scored with SCROLLS' metrics."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -34,15 +34,15 @@ class ScrollsOptions(Settings):
     split: str | None = None
     """valid, test or train; default: the first of them that exists."""
     length: Positive | None = None
-    """Most tokens of prompt and answer together; default: the model's context."""
+    """Maximum tokens of prompt and answer together; default: the model's context."""
     cut: CutRule = "end"
     """What longer documents lose: their "end" (as in SCROLLS), "middle" or "start"."""
     new_tokens: Positive | None = None
-    """Most tokens of an answer; default: what suits the set."""
+    """Maximum tokens per answer; default: chosen for the set."""
     samples: Positive | None = None
     """Questions to ask, spread evenly over all; default: all."""
     short: Positive = 512
-    """Length of the windows over the same documents by which short context is judged."""
+    """Window length for perplexity of the same documents at short context."""
 
 
 class Scrolls(EvaluationTask):
@@ -83,7 +83,7 @@ class Scrolls(EvaluationTask):
             content = {"item": item, "prompt": prompt}
             units.append(Unit(key=item.id, length=len(prompt.tokens) + self.new_tokens, content=content))
         documents = [writer.document(text) for text in dict.fromkeys(item.document for item in items)]
-        # whole windows where there are any; documents that are short themselves are read as they are
+        # full windows if there are any; short documents are read as they are
         long = [tokens for tokens in documents if len(tokens) > options.short]
         judged = long or [tokens for tokens in documents if len(tokens) > 1]
         if judged:
@@ -91,7 +91,7 @@ class Scrolls(EvaluationTask):
         return units
 
     def check_room(self, writer: PromptWriter, items: list[Item]) -> None:
-        """Refuse a length that does not hold every question with an answer and some of its document."""
+        """Raise ValueError if the length does not fit every question, an answer and part of its document."""
         needed, longest = max((writer.needed(item) + self.new_tokens, item.id) for item in items)
         assert self.length is not None
         if self.length < needed:
@@ -149,7 +149,7 @@ class Scrolls(EvaluationTask):
             if cut
             else f"No prompt was longer than {examples['length']} tokens; nothing was cut."
         ]
-        # records of earlier versions do not say it
+        # missing in records of earlier versions
         stopped = sum(record.get("answer_stopped", False) for record in asked)
         if stopped:
             limit = self.options.new_tokens or DATASETS[self.part].new_tokens
@@ -185,7 +185,7 @@ class Scrolls(EvaluationTask):
 
 
 def check_names(items: list[Item]) -> None:
-    """Refuse two items of one name: what is written of one would stand for both."""
+    """Raise ValueError for two items with the same id: their records would overwrite each other."""
     places: dict[str, str] = {SHORT_KEY: "a name that is taken"}
     for item in items:
         if item.id in places:
@@ -197,7 +197,7 @@ def check_names(items: list[Item]) -> None:
 
 
 def score_answers(dataset: str, records: list[Record]) -> dict[str, float]:
-    """The score of SCROLLS in per cent under "score", with the figures it is made of."""
+    """The SCROLLS score in percent as "score", with its components."""
     answers = [record["answer"] for record in records]
     references = [record["references"] for record in records]
     metric = DATASETS[dataset].metric
@@ -212,7 +212,7 @@ def score_answers(dataset: str, records: list[Record]) -> dict[str, float]:
 
 
 def bars_of(dataset: str, records: list[Record], scores: dict[str, float]) -> list[Bars]:
-    """The score by the length of the document, in bins from one power of two to the next; and the parts of ROUGE."""
+    """The score by document length in bins of powers of two, and the components of ROUGE."""
     bins: dict[int, list[Record]] = {}
     for record in sorted(records, key=lambda record: record["document_tokens"]):
         bins.setdefault(max(record["document_tokens"], 1).bit_length(), []).append(record)
@@ -245,7 +245,7 @@ def bars_of(dataset: str, records: list[Record], scores: dict[str, float]) -> li
 
 
 def spread(items: list[Any], count: int | None) -> list[Any]:
-    """At most so many, evenly over all."""
+    """At most `count` items, spread evenly over all."""
     if count is None or count >= len(items):
         return list(items)
     return [items[index * len(items) // count] for index in range(count)]

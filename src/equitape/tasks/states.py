@@ -1,7 +1,7 @@
-"""Tasks that follow a state: after every step the model says what it is now, and one forward pass scores all steps.
+"""Tasks that track a state: the model predicts it after every step, and one forward pass scores all steps.
 
-Labels stand where a causal language model expects them, one place behind the token whose output they judge. So the
-label of a step is in the column after it, and a last token that nothing reads closes every sequence. Shapes:
+Labels are shifted as a causal language model expects: the label of a step is in the next column, and every sequence
+ends with one more token. Shapes:
 n sequences, T tokens, S steps.
 """
 
@@ -19,16 +19,16 @@ from .base import IGNORED, Curve, Evaluation, NumberedExamples, Task, evaluation
 
 @dataclass(frozen=True, kw_only=True)
 class StateOptions(Settings):
-    """How sequences are scored."""
+    """Scoring of sequences."""
 
     samples: Positive = 1000
     """Sequences scored inside the training distribution."""
     batch_tokens: Positive = 2**18
-    """Tokens in a batch of evaluation."""
+    """Tokens per evaluation batch."""
 
 
 class StateTask(Task):
-    """What these tasks share: sequences of one length to train on, and scoring by the likeliest label."""
+    """The base of these tasks: training sequences of one length, scored by the most likely token."""
 
     options: StateOptions
 
@@ -47,13 +47,13 @@ class StateTask(Task):
 
 @torch.no_grad()
 def judge(model: Any, tokens: Tensor, labels: Tensor, batch_tokens: int) -> Tensor:
-    """Whether each label [n, T] is the likeliest at its place: 1 or 0, and NaN where there is none."""
+    """Whether each label [n, T] is the most likely token at its position: 1 or 0; NaN without a label."""
     verdicts = []
     for some, expected in zip(
         *(t.split(max(1, batch_tokens // tokens.shape[1])) for t in (tokens, labels)), strict=True
     ):
-        likeliest = model(input_ids=some.to(model.device), use_cache=False).logits[:, :-1].argmax(-1).cpu()
-        right = (likeliest == expected[:, 1:]).double()
+        predicted = model(input_ids=some.to(model.device), use_cache=False).logits[:, :-1].argmax(-1).cpu()
+        right = (predicted == expected[:, 1:]).double()
         verdicts.append(right.masked_fill(expected[:, 1:] == IGNORED, torch.nan))
     return torch.nn.functional.pad(torch.cat(verdicts), (1, 0), value=torch.nan)
 
@@ -63,9 +63,9 @@ class StepOptions(StateOptions):
     """Numbers of steps."""
 
     trained_steps: Positive = 40
-    """Steps of a training sequence; every shorter one is a beginning of it."""
+    """Steps per training sequence; shorter sequences are prefixes of it."""
     tested_steps: Positive = 160
-    """Steps of the longest sequence evaluated."""
+    """Steps of the longest evaluated sequence."""
 
     def __post_init__(self) -> None:
         if self.tested_steps <= self.trained_steps:
@@ -76,7 +76,7 @@ class StepOptions(StateOptions):
 
 
 class StepTask(StateTask):
-    """A state after each of S steps: `begin step step ... end`, scored on as many steps as in training and on more."""
+    """A state after each of S steps: `begin step step ... end`, scored at the trained number of steps and beyond."""
 
     headline: ClassVar[str] = "accuracy_outside"
     metrics = (ACCURACY, EXACT_MATCH)

@@ -1,4 +1,4 @@
-"""Answers written by one step over and over, its shapes and its places in memory always the same.
+"""Greedy decoding with static shapes, capturable as a CUDA graph.
 
 A step that is launched kernel by kernel waits for the host: with a small model, ten times as long as the GPU takes. One
 that never changes is captured as a CUDA graph and replayed for every token. All that a token changes is therefore on
@@ -21,23 +21,23 @@ from .evaluated_model import EvaluatedModel, Writing
 from .perplexity import unwrap
 
 PLAIN_STEPS = 2
-"""Before a capture: the first loads kernels and makes plans, and answers that end at once need no capture."""
+"""Plain steps before a capture: the first loads kernels, and answers that end at once need no capture."""
 FEWEST_TOKENS = 8
 """Answers shorter than this are not worth a capture. The host launches everything once more for it, which takes a
 plain step; the graph and its memory take two more, by estimate (benchmarks/cached_decode.py measures it). After the
 plain steps that leaves a gain from the sixth token on, and one that matters a little later."""
 READ_EVERY = 8
-"""Tokens between two looks of the host: few, since a batch may be done; not one, since the GPU waits meanwhile."""
+"""Tokens between checks by the host: few, since a batch may be done; not one, since the GPU would wait."""
 ROUND_KEYS = 64
 MASKED = ("sdpa", "eager")
-"""Implementations of attention that take a prepared mask."""
+"""Attention implementations that accept a prepared mask."""
 TOLERANCE = 0.2
 """Of logits about their mean, by norm. In bfloat16 SmolLM2, with adapters or without, errs by 0.04 to 0.09; by a wrong
 position or mask by more than 0.5."""
 
 
 def aligned_length(num_tokens: int) -> int:
-    """How long a cache of fixed length is made for these tokens: attention kernels want aligned rows of masks."""
+    """Length of a static cache for these tokens; attention kernels need aligned mask rows."""
     return -(-num_tokens // ROUND_KEYS) * ROUND_KEYS
 
 
@@ -84,13 +84,13 @@ def prefill(model: Any, rows: list[Tensor], num_keys: int) -> list[tuple[Tensor,
                 layers.append((keys, values))
             layers[index][0][where] = layer.keys
             layers[index][1][where] = layer.values
-            # at most one layer, or one prompt of several, is in memory twice
+            # at most one layer, or one of several prompts, is in memory twice
             layer.keys = layer.values = None
     return layers
 
 
 class Writer:
-    """Prompts being answered: every step reads a token of each and writes the likeliest next one."""
+    """Answers in progress: every step reads one token per prompt and appends the most likely next one."""
 
     def __init__(self, model: Any, rows: list[Tensor], new_tokens: int):
         device = rows[0].device
@@ -99,26 +99,26 @@ class Writer:
         num_keys = aligned_length(longest + new_tokens)
         self.model = model
         self.token = torch.stack([row[-1:] for row in rows])
-        """[B, 1], to be read next."""
+        """[B, 1], the next input."""
         self.ids = lengths - 1
         """[B, 1], its position."""
         self.place = torch.tensor([longest - 1], device=device)
         """[1], its column among the keys."""
         layers = prefill(model, rows, num_keys)
         self.cache = Cache(layers=[FixedLayer(keys, values, self.place) for keys, values in layers])
-        # additive, which attention would otherwise make of it in every layer; 4D, which nobody looks into
+        # additive, or attention would convert it in every layer; 4D, which is used as given
         dtype = layers[0][0].dtype
         column = torch.arange(num_keys, device=device)
         hidden = (column < longest - lengths) | (column >= longest - 1)
         self.mask = torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill(hidden, -torch.inf)[:, None, None]
-        """[B, 1, 1, K], 0 for what the token sees."""
+        """[B, 1, 1, K], 0 for visible keys."""
         self.count = torch.zeros(1, dtype=torch.long, device=device)
-        """[1], tokens written."""
+        """[1], number of generated tokens."""
         self.written = torch.zeros(len(rows), new_tokens, dtype=torch.long, device=device)
         """[B, T]"""
 
     def step(self) -> Tensor:
-        """The logits of the next token [B, V], after everything is ready for the step after it."""
+        """The logits of the next token [B, V]; also prepares the following step."""
         self.mask.index_fill_(3, self.place, 0.0)
         output = self.model(
             input_ids=self.token,
@@ -136,7 +136,7 @@ class Writer:
 
 
 class Answers:
-    """What transformers' generate returns, from tokens that are looked at some at a time."""
+    """Collects the output of transformers' generate from tokens that are checked in chunks."""
 
     def __init__(self, prompts: Tensor, new_tokens: int, ends: list[int], padding: int, stop: StoppingCriteria | None):
         self.start = self.end = prompts.shape[1]
@@ -146,9 +146,9 @@ class Answers:
         self.unfinished = torch.ones(len(prompts), dtype=torch.bool)
 
     def add(self, written: Tensor) -> bool:
-        """Take what was written [B, any], and say whether more is wanted."""
+        """Add generated tokens [B, any]; returns whether more are needed."""
         for newest in written.cpu().unbind(1):
-            # as in generate: what follows a stop alone, without any end mark in use, is kept
+            # as in generate: without end tokens, text after a stop is kept
             kept = torch.where(self.unfinished, newest, self.padding) if len(self.ends) else newest
             self.tokens[:, self.end] = kept
             self.end += 1
@@ -166,7 +166,7 @@ class Answers:
 def write_in_steps(
     evaluated: EvaluatedModel, rows: list[Tensor], answers: Answers, new_tokens: int, captured: bool
 ) -> None:
-    """Write until the answers are full or ended. captured: replay the step as a CUDA graph, where that can be."""
+    """Decode until all answers ended or are full. captured: replay the step as a CUDA graph if possible."""
     writer = Writer(evaluated.model, rows, new_tokens)
     step: Callable[[], Tensor] = writer.step
     done, wanted = 0, min(PLAIN_STEPS, new_tokens)
@@ -179,7 +179,7 @@ def write_in_steps(
             try:
                 step = capture(writer.step, evaluated.device)
             except CaptureError as error:
-                # nothing was done, so these answers can go on as they began; others are left to generate
+                # nothing has run yet, so these answers continue with plain steps; later ones use generate
                 evaluated.writing = "generate"
                 warnings.warn(
                     f"A step of {evaluated.name!r} cannot be captured as a CUDA graph, so decoding is slower: {error}",
@@ -190,7 +190,7 @@ def write_in_steps(
 
 
 def choose_writing(evaluated: EvaluatedModel, lengths: list[int], new_tokens: int) -> Writing:
-    """How to answer prompts of these lengths; the first time on CUDA, after asking the model."""
+    """How to decode prompts of these lengths. The first time on CUDA, this tests the model."""
     on_cuda = evaluated.device.type == "cuda"
     if not evaluated.uses_cache or min(lengths) < 2 or (evaluated.writing is None and not on_cuda):
         return "generate"
@@ -202,14 +202,14 @@ def choose_writing(evaluated: EvaluatedModel, lengths: list[int], new_tokens: in
 
 
 def reach(evaluated: EvaluatedModel) -> float:
-    """Tokens for which a model surely has positions: a captured step, and one past the end of an answer, check none."""
+    """Length that the model certainly supports: captured steps and steps past the end check nothing."""
     model = unwrap(evaluated.model)
     words = set(model.get_input_embeddings().modules())
     rows = []
     for module in model.modules():
         if isinstance(module, nn.Embedding) and module not in words:
             rows.append(module.num_embeddings)
-        # waves and masks that were worked out for the whole context
+        # tables and masks of the full context
         held = [*module.buffers(recurse=False), *(each for each in vars(module).values() if isinstance(each, Tensor))]
         rows += [size for each in held if each.dim() > 1 for size in each.shape if size == evaluated.context]
     return min([*rows, evaluated.context or torch.inf]) if rows else torch.inf
@@ -217,9 +217,9 @@ def reach(evaluated: EvaluatedModel) -> float:
 
 @torch.no_grad()
 def takes_steps(evaluated: EvaluatedModel) -> bool:
-    """Ask a model: whether two prompts, continued by two steps, get the logits they get when read at once."""
+    """Test a model: do two prompts, continued by two steps, get the same logits as in one forward pass?"""
     model = unwrap(evaluated.model)
-    # transformers' word that nothing in a step depends on what only the host knows
+    # transformers' flag that a step depends on nothing that only the host knows
     if not (evaluated.mixes_lengths and getattr(model, "_can_compile_fullgraph", False)):
         return False
     if model.config._attn_implementation not in MASKED:
@@ -238,7 +238,7 @@ def takes_steps(evaluated: EvaluatedModel) -> bool:
     except torch.OutOfMemoryError:
         raise
     except Exception:
-        # whatever stands in the way of such a step, there is the other way
+        # any obstacle to static steps: use generate
         return False
     spread = (wanted - wanted.mean(-1, keepdim=True)).norm(dim=-1)
     return bool(((found - wanted).norm(dim=-1) < TOLERANCE * spread).all())

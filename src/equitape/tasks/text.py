@@ -41,21 +41,21 @@ class TextOptions(Settings):
     tokenizer: str = "bytes"
     """"bytes"; "bpe:SIZE" for a vocabulary trained on the training text; or a folder that holds a tokenizer."""
     length: Annotated[int, Ge(2)] = 1024
-    """Tokens of a training row."""
+    """Tokens per training row."""
     factors: tuple[Positive, ...] = (1, 2, 4, 8)
-    """Lengths of evaluation as multiples of the trained one."""
+    """Evaluated lengths, as multiples of the trained length."""
     eval_tokens: Positive = 262144
-    """Tokens scored at each length, as far as the held-out text has them."""
+    """Maximum scored tokens per length."""
     valid_documents: int | None = None
-    """Use only so many of the held-out documents, the first ones; default: all."""
+    """Use only the first held-out documents, at most this many; default: all."""
     min_document_tokens: int = 1
     """Shorter training documents are left out."""
     whole_rows: bool = False
-    """Train only on rows that are one piece of a document; what is left of each is dropped."""
+    """Train only on rows from a single document; the rest of each document is dropped."""
     join: bool = False
-    """Score the held-out documents as one, joined by end marks; for collections of short ones."""
+    """Score the held-out documents as one, joined by end tokens; for collections of short ones."""
     stream: bool = False
-    """Tokenize while training instead of once into the cache; for text that does not fit on the disk."""
+    """Tokenize while training instead of once into the cache, for text that does not fit on disk."""
     cache: str | None = None
     """Folder of the token cache; default: $EQUITAPE_CACHE or ~/.cache/equitape."""
 
@@ -82,7 +82,7 @@ class Text(Task):
             if not sources:
                 raise ValueError(f"Task 'text' has no text: set the option {which} to a file, a folder or an archive.")
             try:
-                # a path that leads nowhere is refused before any work
+                # a missing path raises before any work
                 read_documents(sources)
             except ValueError as error:
                 raise ValueError(f"Task 'text', option {which}: {error}") from None
@@ -114,13 +114,13 @@ class Text(Task):
 
     @property
     def data_digest(self) -> str:
-        # what is streamed is known only when all of it was read
+        # streamed text is only known after reading all of it
         trained = "streamed" if self.options.stream else self.train_store.facts.digest
         return f"{trained} {self.valid_store.facts.digest}"
 
     @cached_property
     def warning(self) -> str:
-        """Held-out text that is also trained on. Streamed text is not compared: that would read all of it first."""
+        """A warning if held-out text is also trained on. Streamed text is not compared: that would read all of it."""
         if self.options.stream:
             return ""
         return describe_overlap("the held-out text", find_overlap(self.train_store, self.valid_store))
@@ -149,7 +149,7 @@ class Text(Task):
         return collate_rows(examples)
 
     def _cut(self) -> list[Tensor]:
-        """Pieces of the held-out documents, each of the longest length and one token more to predict."""
+        """Pieces of the held-out documents, each of the longest length plus one token to predict."""
         store, size = self.valid_store, self.tested_length
         documents = [store.joined()] if self.options.join else [store.document(n, end=False) for n in range(len(store))]
         pieces = [
@@ -209,7 +209,7 @@ class Text(Task):
 
     @property
     def _tokens_per_byte(self) -> float:
-        """Of the held-out text, end marks not counted."""
+        """UTF-8 bytes of the held-out text, without end tokens."""
         store = self.valid_store
         ends = len(store) if store.facts.end_id is not None else 0
         return (store.num_tokens - ends) / int(store.num_bytes.sum())
@@ -218,7 +218,7 @@ class Text(Task):
         try:
             return perplexity(model, pieces, length, batch_tokens=max(16384, length))
         except (ValueError, torch.OutOfMemoryError) as error:
-            # a learned table ends, and a dense bias may not fit: that is a result, not a failure of the run
+            # a learned table ends and a dense bias may not fit in memory: a result, not a failure
             if must_run:
                 raise
             logger.warning("Length %d cannot be scored: %s", length, error)

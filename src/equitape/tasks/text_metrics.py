@@ -25,12 +25,12 @@ def normalize(text: str) -> str:
 
 
 def exact_match(answer: str, reference: str) -> float:
-    """1 where both are the same after normalisation."""
+    """1 if both are equal after normalisation."""
     return float(normalize(answer) == normalize(reference))
 
 
 def unigram_f1(answer: str, reference: str) -> float:
-    """Harmonic mean of precision and recall over words; 0 where none is shared."""
+    """Harmonic mean of precision and recall over words; 0 if none is shared."""
     given, wanted = normalize(answer).split(), normalize(reference).split()
     shared = sum((Counter(given) & Counter(wanted)).values())
     if not shared:
