@@ -61,7 +61,7 @@ def main() -> None:
     torch.set_num_threads(1)
     rows = [measure(digits, arguments.batch_size, arguments.seconds, arguments.repeats) for digits in (3, 20, 40)]
     about = {"python": platform.python_version(), "torch": torch.__version__, "machine": platform.machine()}
-    print(json.dumps({"examples a second, one core": rows, **about}, indent=2))
+    print(json.dumps({"examples per second, one core": rows, **about}, indent=2))
 
 
 if __name__ == "__main__":

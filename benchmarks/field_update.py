@@ -4,7 +4,7 @@
 
 For every size the result and gradients of the fused kernels are first compared with the plain version's; a size where
 they differ is not timed. Bytes are the fewest the update can move: every input read once, every output written once.
-Rates stand beside that of a copy from device memory to device memory, measured in the same run.
+Rates are next to that of a copy from device memory to device memory, measured in the same run.
 """
 
 import argparse

@@ -128,7 +128,7 @@ def training(given):
                 rows = held[:16_384].view(-1, length)
                 with torch.no_grad():
                     found.append(model(rows, labels=rows).loss.item() / math.log(2))
-            print(f"{name}, seed {seed}: {found[0]:.3f} bits a byte at 128, {found[1]:.3f} at 512", flush=True)
+            print(f"{name}, seed {seed}: {found[0]:.3f} bits per byte at 128, {found[1]:.3f} at 512", flush=True)
 
 
 def main():

@@ -1,4 +1,4 @@
-"""What `fit` costs beside a bare loop on the same model, data, optimizer and precision.
+"""What `fit` costs compared with a bare loop on the same model, data, optimizer and precision.
 
     python benchmarks/trainer_overhead.py                       # a small model, on the device at hand
     python benchmarks/trainer_overhead.py --recipe addition-20  # the model, data and batch of a recipe
@@ -172,10 +172,10 @@ def main():
             step, rest = watch.per_step(options.windows * options.log_every)
             steps.setdefault(name, []).append(1000 * step)
             outside.setdefault(name, []).append(1000 * rest)
-            print(f"round {number + 1}, {name}: {1000 * step:.2f} ms a step", file=sys.stderr, flush=True)
+            print(f"round {number + 1}, {name}: {1000 * step:.2f} ms per step", file=sys.stderr, flush=True)
     fastest = {name: min(times) for name, times in steps.items()}
     rests = {name: statistics.median(times) for name, times in outside.items()}
-    told = {
+    row = {
         "recipe": recipe.name,
         "encoding": options.encoding,
         "batch_size": settings.batch_size,
@@ -183,9 +183,9 @@ def main():
         "overhead_percent": round(100 * (fastest["fit"] / fastest["bare"] - 1), 2),
     }
     if not torch.cuda.is_available():
-        told["outside_ms"] = {name: round(rest, 3) for name, rest in rests.items()}
-        told["outside_percent"] = round(100 * (rests["fit"] - rests["bare"]) / statistics.median(steps["bare"]), 2)
-    print(json.dumps(told | describe_environment(), indent=1))
+        row["outside_ms"] = {name: round(rest, 3) for name, rest in rests.items()}
+        row["outside_percent"] = round(100 * (rests["fit"] - rests["bare"]) / statistics.median(steps["bare"]), 2)
+    print(json.dumps(row | describe_environment(), indent=1))
 
 
 if __name__ == "__main__":

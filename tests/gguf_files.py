@@ -9,7 +9,7 @@ NAMES = {
 
 
 def write_gguf(model, path, without=()):
-    """Llama in llama.cpp's names and its order of rotary channels: pairs beside each other, not half a head apart."""
+    """Llama in llama.cpp's names and its order of rotary channels: adjacent pairs, not half a head apart."""
     import gguf
 
     config = model.config

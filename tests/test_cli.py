@@ -39,13 +39,13 @@ def read_column(output, index):
 def test_tables_lose_nothing_on_narrow_terminals(listing, width, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(width))
     output = runner.invoke(app, [listing]).output
-    told = json.loads(runner.invoke(app, [listing, "--json"]).output)
+    message = json.loads(runner.invoke(app, [listing, "--json"]).output)
     assert "…" not in output
     assert max(map(len, output.splitlines())) <= width
     # tasks have a column for what they can be used for
     first = 2 if listing == "tasks" else 1
     ideas, options = read_column(output, first), read_column(output, first + 1)
-    for row in told.values():
+    for row in message.values():
         for name, value in row.get("options", row).items():
             assert isinstance(value, (list, dict)) or f"{name}={value}" in options
         if listing == "tasks":

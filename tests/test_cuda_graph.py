@@ -14,7 +14,7 @@ from equitape.cuda_graph import CaptureError, capture
 
 @pytest.fixture
 def cuda(monkeypatch):
-    """A stand-in for torch.cuda that notes what it is told."""
+    """A stand-in for torch.cuda that records its calls."""
     state = SimpleNamespace(stream="main", mode=0, modes=[], end_error=None)
 
     @contextmanager

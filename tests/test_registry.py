@@ -26,7 +26,7 @@ def test_unknown_names_list_near_matches():
         registry["xyz"]
 
 
-def test_names_with_commas_are_told_apart():
+def test_names_with_commas_are_quoted():
     assert describe_choices("x", ["tape, small", "rope"]) == " Allowed: rope, 'tape, small'."
 
 
@@ -38,6 +38,6 @@ def test_lazy_entries_are_imported_when_asked_for():
     assert registry["counter"] is Counter
 
 
-def test_unknown_names_tell_of_plugins():
+def test_unknown_names_mention_plugins():
     with pytest.raises(ValueError, match="To add your own, set EQUITAPE_IMPORT to its file"):
         ENCODINGS["my_own"]

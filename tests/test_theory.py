@@ -88,7 +88,7 @@ def test_products_agree_with_the_task():
     assert torch.equal(products.argmax(-2), expected)
 
 
-def test_scores_of_the_last_block_tell_the_identity_by_half_a_point():
+def test_scores_of_the_last_block_separate_the_identity_by_half_a_point():
     words = draw_words(200, 30)
     score = CONSTRUCTION(words).scores[3][:, GATHERED_HEAD, :, 0]
     place = torch.arange(1, 32)

@@ -117,9 +117,9 @@ def test_text_that_is_trained_on_and_scored_is_warned_of(room, tmp_path):
         "--batch-size", 2, "--cache", room / "cache", "--eval-data", f"books={tmp_path / 'mixed'}",
     )  # fmt: skip
     assert result.exit_code == 0, result.output
-    said = " ".join(result.output.split())
-    assert "Training data: 4 documents, " in said
-    assert "% of books also occurs in the training data (1 document)" in said
+    printed = " ".join(result.output.split())
+    assert "Training data: 4 documents, " in printed
+    assert "% of books also occurs in the training data (1 document)" in printed
     written = json.loads((tmp_path / "run" / "results.json").read_text())
     assert len(written["warnings"]) == 1
     assert written["adapt"]["method"] == "tape+lora"
@@ -340,9 +340,9 @@ def test_a_dry_run_measures_and_writes_nothing(room, tmp_path):
     assert plan["scoring_seconds"] > 0
     assert plan["peak_mib"] > 0
     assert list(tmp_path.iterdir()) == []
-    said = " ".join(call(*words).output.split())
-    assert "50 steps, 12,800 tokens" in said
-    assert "nothing was trained or written" in said
+    printed = " ".join(call(*words).output.split())
+    assert "50 steps, 12,800 tokens" in printed
+    assert "nothing was trained or written" in printed
 
 
 def test_a_dry_run_that_does_not_fit_says_so(room, tmp_path, monkeypatch):
@@ -370,10 +370,10 @@ def test_an_interrupt_ends_with_the_command_that_continues(room, tmp_path, monke
     monkeypatch.setattr(training, "write_run", interrupt)
     result = call(*words)
     assert result.exit_code == 130
-    said = " ".join(result.output.split())
-    assert f"Interrupted. Kept the checkpoint of step 2 in {tmp_path / 'run'}." in said
-    assert f"Continue with: equitape adapt {' '.join(words)} --resume" in said
-    assert "Traceback" not in said
+    printed = " ".join(result.output.split())
+    assert f"Interrupted. Kept the checkpoint of step 2 in {tmp_path / 'run'}." in printed
+    assert f"Continue with: equitape adapt {' '.join(words)} --resume" in printed
+    assert "Traceback" not in printed
 
 
 def test_the_command_converts(room, tmp_path):

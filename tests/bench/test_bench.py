@@ -339,7 +339,7 @@ def test_measurements_can_be_shown_again(tmp_path):
         assert [axes.get_title(loc="left") or axes.get_title() for axes in figure.axes] == ["train", "train, memory"]
 
 
-def test_a_disagreement_is_told_by_the_exit_code(monkeypatch):
+def test_a_disagreement_sets_the_exit_code(monkeypatch):
     lose_the_mix(monkeypatch)
     sizes = ["--shape", "tiny", "--length", "12", "--dtype", "float32"]
     result = CliRunner().invoke(app, ["bench", "--quick", "--workload", "core", "--encoding", "tape", *sizes])
@@ -348,7 +348,7 @@ def test_a_disagreement_is_told_by_the_exit_code(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["--shape", "155"], "155m"),
         (["--workload", "training"], "train"),
@@ -371,14 +371,14 @@ def test_a_disagreement_is_told_by_the_exit_code(monkeypatch):
         (["--show", "none.csv"], "none.csv"),
     ],
 )
-def test_wrong_input_exits_with_2(arguments, told):
+def test_wrong_input_exits_with_2(arguments, message):
     result = CliRunner().invoke(app, ["bench", *arguments])
     assert result.exit_code == 2
-    assert told in result.output
+    assert message in result.output
 
 
 @pytest.mark.parametrize(
-    ("option", "name", "told"),
+    ("option", "name", "message"),
     [
         ("--csv", "other.csv", "'other.csv' has different columns from this benchmark; choose a new file."),
         ("--csv", "binary.csv", "'binary.csv' has different columns from this benchmark; choose a new file."),
@@ -390,7 +390,7 @@ def test_wrong_input_exits_with_2(arguments, told):
         ("--plot", "none/a.png", "Cannot write 'none/a.png': the folder 'none' does not exist; create it first."),
     ],
 )
-def test_files_are_refused_before_anything_is_measured(option, name, told, tmp_path, monkeypatch):
+def test_files_are_refused_before_anything_is_measured(option, name, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(bench_run, "measure", lambda *_: pytest.fail("measured"))
     (tmp_path / "folder").mkdir()
@@ -398,7 +398,7 @@ def test_files_are_refused_before_anything_is_measured(option, name, told, tmp_p
     (tmp_path / "binary.csv").write_bytes(b"\xff\x00\n")
     result = CliRunner().invoke(app, ["bench", "--quick", option, name])
     assert result.exit_code == 2
-    assert told in " ".join(result.stderr.replace("│", " ").split())
+    assert message in " ".join(result.stderr.replace("│", " ").split())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["binary.csv", "folder", "other.csv"]
     assert (tmp_path / "other.csv").read_text() == "a,b\n1,2\n"
 
@@ -436,7 +436,7 @@ def test_a_captured_step_keeps_what_it_reads_alive():
     assert played == [True]
 
 
-def test_rope_takes_its_second_turn_unless_told_not_to():
+def test_rope_is_measured_twice_unless_once_is_set():
     chosen = ("tape", "rope")
     assert BenchSettings(encodings=chosen, device="cpu").encodings_for("train") == ("rope", "tape", "rope")
     assert BenchSettings(encodings=chosen, device="cpu", once=True).encodings_for("train") == ("rope", "tape")

@@ -94,7 +94,7 @@ def test_packed_equals_separate(case, implementation):
 
 
 @pytest.mark.parametrize("case", DETERMINISTIC)
-def test_packing_told_by_ids_that_restart(case):
+def test_packing_is_inferred_from_ids_that_restart(case):
     model = build(case)
     rows = rows_of()
     packed = torch.cat(rows)[None]

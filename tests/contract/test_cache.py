@@ -120,7 +120,7 @@ def test_refusal_says_why_and_what_to_do(case):
 
 
 @pytest.mark.parametrize("case", CACHEABLE)
-def test_config_tells_the_width_of_the_cache(case):
+def test_config_has_the_width_of_the_cache(case):
     model = build(case)
     cache = DynamicCache(config=model.config)
     model(draw_tokens(1, 5), past_key_values=cache)

@@ -1,4 +1,4 @@
-"""Known data sets: where they are looked for, and what the command tells about them."""
+"""Known data sets: where they are looked for, and what the command prints about them."""
 
 import json
 import tarfile

@@ -162,7 +162,7 @@ def test_a_file_without_permission_is_refused(folder):
 
 @pytest.mark.parametrize("closed", ["", "b"])
 def test_a_folder_without_permission_is_refused(folder, closed, monkeypatch):
-    """Neither called empty nor left out without a word; who may read everything needs to be told that it is closed."""
+    """Neither called empty nor skipped silently; root can read everything, so the error is simulated."""
     scan = os.scandir
 
     def refuse(path):
@@ -243,7 +243,7 @@ def test_a_tar_stream_is_read_from_front_to_back(tmp_path):
     assert texts(path) == ["z.txt", "a.txt"]
 
 
-def test_short_names_tell_sources_apart():
+def test_short_names_distinguish_sources():
     assert short_names(["/home/me/a.txt", "hf:wiki:raw:train"]) == ["a.txt", "hf:wiki:raw:train"]
     assert short_names(["x/books.tar.xz/books/train", "x/proofs.tar.xz/proofs/train"]) == [
         "books/train",

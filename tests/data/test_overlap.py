@@ -46,8 +46,8 @@ def test_copied_text_is_found_wherever_it_lies(tmp_path, monkeypatch, chunk):
     found = find_overlap(mixed, scored)
     assert found.documents == 1
     assert found.share == pytest.approx(0.5, abs=0.02)
-    said = describe_overlap("books", found)
-    assert said.startswith(f"{found.share:.1%} of books also occurs in the training data (1 document)")
+    printed = describe_overlap("books", found)
+    assert printed.startswith(f"{found.share:.1%} of books also occurs in the training data (1 document)")
     assert find_overlap(scored, scored).share == 1.0
 
 

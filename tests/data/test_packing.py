@@ -58,7 +58,7 @@ def test_every_token_once_and_every_label_by_a_slow_loop(lengths, length, shuffl
         whole = PAD not in tokens and pieces == 1
         assert whole == ("segment_ids" not in row)
         if not whole:
-            # segments are told apart exactly where a label is missing, and padding has none of its own
+            # segments change exactly where a label is missing, and padding has no segment of its own
             segments = row["segment_ids"].tolist()
             for place in range(1, length):
                 new_piece = row["labels"][place] == IGNORED and tokens[place] != PAD
@@ -74,7 +74,7 @@ def test_every_token_once_and_every_label_by_a_slow_loop(lengths, length, shuffl
 
 @settings(max_examples=60, deadline=None)
 @given(lengths_of_documents, st.integers(2, 12), st.integers(1, 30), st.booleans())
-def test_what_is_left_out_is_said(lengths, length, min_tokens, drop):
+def test_what_is_left_out_is_reported(lengths, length, min_tokens, drop):
     least = max(min_tokens, length if drop else 1)
     expected = [size for size in lengths if size >= least]
     if not expected:

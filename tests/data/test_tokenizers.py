@@ -65,7 +65,7 @@ def test_saved_and_loaded_they_are_the_same(bpe, tmp_path):
         assert is_byte_tokenizer(loaded) == is_byte_tokenizer(tokenizer)
 
 
-def test_bytes_are_told_from_other_vocabularies(bpe):
+def test_bytes_differ_from_other_vocabularies(bpe):
     assert is_byte_tokenizer(byte_tokenizer())
     assert is_byte_tokenizer(load_tokenizer("bytes"))
     assert not is_byte_tokenizer(bpe)

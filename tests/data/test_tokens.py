@@ -107,7 +107,7 @@ def test_the_cache_is_reused_until_text_or_tokenizer_change(folder, tmp_path, bp
 
 
 def test_the_cache_knows_end_mark_and_padding(folder, tmp_path):
-    """They lie beside the vocabulary, which is the same for all of these."""
+    """They are stored with the vocabulary, which is the same for all of these."""
     found = []
     for end, pad in ((256, 257), (257, 257), (65, 257), (256, 65), (None, 257)):
         tokenizer = byte_tokenizer()
@@ -122,7 +122,7 @@ def test_the_cache_knows_end_mark_and_padding(folder, tmp_path):
     assert len(set(found)) == 5
 
 
-def test_digests_tell_where_documents_end(tmp_path):
+def test_digests_depend_on_where_documents_end(tmp_path):
     tokenizer = byte_tokenizer()
     tokenizer.eos_token = None
     digests = []

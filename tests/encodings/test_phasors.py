@@ -45,7 +45,7 @@ def test_turn_has_the_gradients_of_multiply(groups, batch):
 
 @pytest.mark.parametrize("narrow", [torch.float64, torch.float32], ids=["one dtype", "two dtypes"])
 def test_compiled_turn_has_gradients(narrow):
-    """torch 2.11 compiled a cast to the dtype at hand into a function without gradients, and said nothing."""
+    """torch 2.11 compiled a cast to the dtype at hand into a function without gradients, silently."""
     query, key, field = draw_all(3)
     inputs = [query.detach().to(narrow).requires_grad_(), key.detach().to(narrow).requires_grad_(), field]
     grad_outputs = [torch.randn_like(each) for each in inputs[:2]]

@@ -40,7 +40,7 @@ def invoke(*arguments, code=0):
 
 
 def test_one_task_and_its_report(ours, tmp_path):
-    said = invoke(ours, *PASSKEY, "--out", tmp_path / "out", "--name", "tiny")
+    printed = invoke(ours, *PASSKEY, "--out", tmp_path / "out", "--name", "tiny")
     for words in (
         "passkey: tiny",
         "exact match",
@@ -48,7 +48,7 @@ def test_one_task_and_its_report(ours, tmp_path):
         "exactly the stated number of tokens",
         "report.md",
     ):
-        assert words in said
+        assert words in printed
     assert (tmp_path / "out/report.md").read_text().startswith("# passkey: tiny")
     assert "<h1>passkey: tiny</h1>" in (tmp_path / "out/report.html").read_text()
     again = invoke(ours, *PASSKEY, "--out", tmp_path / "out", code=2)
@@ -63,7 +63,7 @@ def test_several_tasks_with_options_of_their_own(ours, tmp_path, monkeypatch):
     text.write_text("abcdefgh" * 20)
     options = ["lengths=[300]", "samples=1", "short=300", "passkey.depths=[0]", f"perplexity.data={text}"]
     options += ["perplexity.lengths=[64]", "perplexity.short=32"]
-    said = invoke(
+    printed = invoke(
         ours,
         "--task",
         "passkey",
@@ -78,7 +78,7 @@ def test_several_tasks_with_options_of_their_own(ours, tmp_path, monkeypatch):
     )
     assert (tmp_path / "out/passkey/report.json").exists()
     assert json.loads((tmp_path / "out/perplexity/settings.json").read_text())["options"]["lengths"] == [64]
-    assert '"perplexity_32"' in said
+    assert '"perplexity_32"' in printed
 
 
 def test_the_folder_is_chosen_by_model_and_task(ours, tmp_path, monkeypatch):
@@ -111,8 +111,8 @@ def test_originals_adapters_and_runs(base, tmp_path):
     assert fresh == ("EquitapeForCausalLM", original[1])
     assert answers(tmp_path / "trained", "--base", base, name="of-trained")[1] != original[1]
     assert answers(tmp_path / "run", name="of-run")[0] == "EquitapeForCausalLM"
-    said = invoke(tmp_path / "fresh", *PASSKEY, code=2)
-    assert "is an adapter; give the model it was trained on with --base" in said
+    printed = invoke(tmp_path / "fresh", *PASSKEY, code=2)
+    assert "is an adapter; give the model it was trained on with --base" in printed
 
 
 def test_beside(ours, base, tmp_path):
@@ -127,11 +127,11 @@ def test_beside(ours, base, tmp_path):
 def test_answers_now_and_scores_later(ours, tmp_path):
     data = write_lines(tmp_path / "scrolls/contract_nli.jsonl", contract("valid", 3))
     options = [f"data={data}", "length=300", "new_tokens=4", "short=16"]
-    said = invoke(ours, "--task", "scrolls:contract_nli", *options, "--no-score", "--out", tmp_path / "out")
-    assert "--rescore" in said
+    printed = invoke(ours, "--task", "scrolls:contract_nli", *options, "--no-score", "--out", tmp_path / "out")
+    assert "--rescore" in printed
     assert not (tmp_path / "out/report.json").exists()
-    said = invoke(tmp_path / "out", "--rescore")
-    assert "6 of 6 prompts were longer than 300 tokens" in said
+    printed = invoke(tmp_path / "out", "--rescore")
+    assert "6 of 6 prompts were longer than 300 tokens" in printed
 
 
 def test_gguf_files(tmp_path):
@@ -187,18 +187,18 @@ def test_what_is_refused(ours, base, tmp_path):
     assert "nstantiate" not in invoke(bare, "--task", "passkey", code=2)
     # but where one is damaged they say how
     (tmp_path / "bare/tokenizer.json").write_text("{")
-    assert "There is no tokenizer in" in (said := invoke(bare, "--task", "passkey", code=2))
-    assert "(" in said
+    assert "There is no tokenizer in" in (printed := invoke(bare, "--task", "passkey", code=2))
+    assert "(" in printed
     (tmp_path / "bare/tokenizer.json").unlink()
     invoke(bare, *PASSKEY, "--tokenizer", "bytes", "--out", tmp_path / "out")
 
 
 def test_settings_that_changed_are_refused(ours, base, tmp_path):
     invoke(ours, *PASSKEY, "--out", tmp_path / "out")
-    said = invoke(ours, *PASSKEY, "seed=5", "--out", tmp_path / "out", "--resume", code=2)
-    assert "already holds a different evaluation (options.seed was 0, now 5)" in said
-    said = invoke(base, *PASSKEY, "--out", tmp_path / "out", "--resume", code=2)
-    assert "already holds a different evaluation (model" in said
+    printed = invoke(ours, *PASSKEY, "seed=5", "--out", tmp_path / "out", "--resume", code=2)
+    assert "already holds a different evaluation (options.seed was 0, now 5)" in printed
+    printed = invoke(base, *PASSKEY, "--out", tmp_path / "out", "--resume", code=2)
+    assert "already holds a different evaluation (model" in printed
 
 
 def test_all_tasks_are_prepared_before_the_first_runs(ours, tmp_path):
@@ -234,13 +234,13 @@ def test_refusals_come_before_the_model_is_loaded(wrong, ours, tmp_path, monkeyp
     if wrong == "no rouge":
         monkeypatch.setitem(sys.modules, "rouge_score", None)
     monkeypatch.setattr("equitape.tasks.evaluated_model.load_evaluated_model", lambda *_, **__: pytest.fail("loaded"))
-    said = invoke(ours, *arguments, "--out", out, code=2)
+    printed = invoke(ours, *arguments, "--out", out, code=2)
     expected = {
         "full folder": "is not empty and has no evaluation",
         "evaluation there": "--resume",
         "no rouge": "rouge-score",
     }
-    assert expected.get(wrong, "nowhere") in said
+    assert expected.get(wrong, "nowhere") in printed
 
 
 def test_an_interruption_says_what_is_kept_and_how_to_continue(ours, tmp_path, monkeypatch):

@@ -45,10 +45,10 @@ def test_answers_together_are_answers_alone(name, lengths):
 
 
 def test_beyond_the_context_nothing_but_the_reminder_is_left_out():
-    """transformers says it once in a process, other things still when they come."""
-    said = []
+    """transformers warns once per process; other messages still appear."""
+    printed = []
     handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())
+    handler.emit = lambda record: printed.append(record.getMessage())
     logger = logging.getLogger("transformers.generation.stopping_criteria")
     who = evaluated(llama(max_position_embeddings=16))
     generate = who.model.generate
@@ -64,11 +64,11 @@ def test_beyond_the_context_nothing_but_the_reminder_is_left_out():
         transformers_logging.warning_once.cache_clear()
         who.model.generate = speaking
         write_tokens(who, prompts(20, 20), 3, [])
-        assert said == ["Something else."]
-        # outside of evaluations it is said as ever
+        assert printed == ["Something else."]
+        # outside evaluations the warning is unchanged
         transformers_logging.warning_once.cache_clear()
         generate(torch.tensor(prompts(20)), attention_mask=torch.ones(1, 20), max_new_tokens=3, eos_token_id=None)
-        assert any(text.startswith("This is a friendly reminder") for text in said)
+        assert any(text.startswith("This is a friendly reminder") for text in printed)
     finally:
         logger.removeHandler(handler)
         logger.setLevel(level)

@@ -213,7 +213,7 @@ def test_a_group_runs_all_its_tasks(tasks, tmp_path):
     assert {"colours acc", "letters byte_perplexity"} <= set(metrics)
 
 
-def test_data_that_cannot_be_had_is_told_in_one_sentence(tasks, tmp_path, monkeypatch):
+def test_data_that_cannot_be_loaded_raises_one_sentence(tasks, tmp_path, monkeypatch):
     """Before anything is written; a real failure of the Hub ends the same way, once it has tried again a few times."""
     folder = save(our_model(dtype=torch.float32), tmp_path / "model")
 
@@ -224,13 +224,13 @@ def test_data_that_cannot_be_had_is_told_in_one_sentence(tasks, tmp_path, monkey
     arguments = ["eval", folder, f"include_path={tasks}", "limit=2", "--task", "lm-eval:colours"]
     result = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "out")])
     assert result.exit_code == 2
-    told = " ".join(result.stderr.replace("│", " ").split())
+    message = " ".join(result.stderr.replace("│", " ").split())
     assert (
         "lm-evaluation-harness cannot load its task 'colours' (Couldn't reach 'Rowan/hellaswag' on the Hub "
         "(LocalEntryNotFoundError)). It takes data from the Hugging Face Hub: run it once where there is a network, or "
         "name a folder of tasks in YAML that have local data by include_path=FOLDER."
-    ) in told
-    assert "More of it" not in told
+    ) in message
+    assert "More of it" not in message
     assert not (tmp_path / "out").exists()
 
 

@@ -240,7 +240,7 @@ def test_default_lengths_are_what_text_and_context_allow(tmp_path, monkeypatch):
     }
 
 
-def test_a_length_that_the_model_refuses_is_told_and_not_fatal(texts, tmp_path):
+def test_a_length_that_the_model_refuses_is_reported_and_not_fatal(texts, tmp_path):
     """A learned table ends."""
     model = our_model("learned", max_position_embeddings=20)
     options = {"data": str(texts), "lengths": [16, 32], "short": 8}

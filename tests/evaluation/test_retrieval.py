@@ -214,7 +214,7 @@ def test_the_short_length_is_what_the_tokenizer_needs(tmp_path):
     assert rescore(tmp_path / "out") == report
     again = evaluate(evaluated(Reader(NUMBER)), build_evaluation("needles", options), tmp_path / "out", resume=True)
     assert again["metrics"] == report["metrics"]
-    # where 512 do they stay, and it is not said
+    # 512 is kept if it is enough, without a note
     few, _ = run(tmp_path / "few", Reader(NUMBER), "needles", {**options, "kinds": ["single"]})
     assert (few["options"]["short"], few["notes"]) == (512, [])
     assert "short_raised" not in few["examples"]

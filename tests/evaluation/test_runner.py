@@ -1,4 +1,4 @@
-"""Runs that are interrupted, out of memory, refused, or shown beside one another."""
+"""Runs that are interrupted, out of memory, refused, or shown side by side."""
 
 import io
 import json
@@ -154,7 +154,7 @@ def test_batches_shrink_until_they_fit(tmp_path):
     assert not any("failed" in note for note in report["notes"])
 
 
-def test_what_never_fits_is_told(tmp_path):
+def test_what_never_fits_is_reported(tmp_path):
     report = evaluate(evaluated(Tight(450)), passkey(), tmp_path / "out")
     assert report["metrics"]["exact_match_400"] == 100
     assert "exact_match_600" not in report["metrics"]

@@ -1,4 +1,4 @@
-"""SCROLLS: data in both forms, prompts, cutting that is told, and scores."""
+"""SCROLLS: data in both forms, prompts, reported cuts, and scores."""
 
 import gzip
 import json
@@ -31,7 +31,7 @@ def files(tmp_path):
     meeting = {"task": "qmsum", "split": "val", "doc_id": "m", "document": "We met and met again. " * 30}
     meeting["items"] = [{"id": "m_0", "question": "What?", "choices": None, "answers": ["A talk.", "We met and met."]}]
     write_lines(folder / "qmsum.jsonl", [meeting])
-    # what lies beside is no example
+    # other files there are no examples
     write_lines(folder / "MANIFEST.jsonl", [{"file": "x", "items": 3}])
     return folder
 
@@ -100,7 +100,7 @@ def test_damaged_files(tmp_path):
 
 @pytest.mark.parametrize("name", ["x.tar.xz", "x.tar.gz", "x.tar", "x.jsonl.gz", "x.jsonl.xz"])
 @pytest.mark.parametrize("content", [b"garbage, not an archive" * 50, b"", b"half"], ids=["garbage", "empty", "half"])
-def test_damaged_archives_are_told_in_a_sentence(name, content, files, tmp_path):
+def test_damaged_archives_raise_one_sentence(name, content, files, tmp_path):
     path = tmp_path / name
     if content == b"half":
         write_packed(path, files)
@@ -280,7 +280,7 @@ def test_answers_that_are_stopped_are_counted(files, tmp_path):
         assert sum("had not ended" in note for note in report["notes"]) == answers
 
 
-def test_short_documents_still_tell_of_short_context(files, tmp_path):
+def test_short_documents_still_measure_short_context(files, tmp_path):
     who = evaluated(our_model(max_position_embeddings=4000))
     task = build_evaluation("scrolls:contract_nli", {"data": str(files), "samples": 2, "new_tokens": 2, "short": 3000})
     report = evaluate(who, task, tmp_path / "out")
@@ -407,7 +407,7 @@ def test_pictures_of_scores(files, tmp_path):
     report_folder(tmp_path / "reader", {"blind": tmp_path / "blind"})
     assert "; blind: all 0.00 (10), 1,024 to 2,047 0.00 (10)." in (tmp_path / "reader/report.md").read_text()
     assert (tmp_path / "reader" / picture).read_bytes() != alone
-    # beside a report of an earlier version, which has no bars
+    # next to a report of an earlier version, which has no bars
     old = json.loads((tmp_path / "blind/report.json").read_text())
     del old["bars"]
     (tmp_path / "blind/report.json").write_text(json.dumps(old))

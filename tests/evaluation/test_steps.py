@@ -304,9 +304,9 @@ def test_without_a_capture_answers_are_the_same(monkeypatch, newlines):
     lines = {row[0] for row in free} | {row[4] for row in free} if newlines else None
     expected = write(who, "generate", given, 19, newlines=lines)
     monkeypatch.setattr(steps, "capture", refuse)
-    with pytest.warns(UserWarning, match="'stubborn' cannot be captured as a CUDA graph.*not permitted") as told:
+    with pytest.warns(UserWarning, match="'stubborn' cannot be captured as a CUDA graph.*not permitted") as message:
         assert write(who, "graph", given, 19, newlines=lines) == expected
-    assert len(told) == 1
+    assert len(message) == 1
     assert who.writing == "generate"
     with warnings.catch_warnings():
         warnings.simplefilter("error")

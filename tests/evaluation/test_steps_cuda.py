@@ -15,7 +15,7 @@ from equitape.tasks.static_decoding import FEWEST_TOKENS, PLAIN_STEPS, takes_ste
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-    # otherwise a capture that fails would be told by nothing but that
+    # otherwise nothing else would reveal a failed capture
     pytest.mark.filterwarnings("error:.*cannot be captured as a CUDA graph"),
 ]
 SIZES = {
@@ -128,9 +128,9 @@ def test_a_step_that_waits_for_the_device_is_written_plainly():
     expected = write(who, "generate", given)
     hook = who.model.register_forward_hook(reads)
     stream = torch.cuda.current_stream()
-    with pytest.warns(UserWarning, match="'tape' cannot be captured as a CUDA graph") as told:
+    with pytest.warns(UserWarning, match="'tape' cannot be captured as a CUDA graph") as message:
         assert write(who, "graph", given) == expected
-    assert len([each for each in told if "captured" in str(each.message)]) == 1
+    assert len([each for each in message if "captured" in str(each.message)]) == 1
     assert who.writing == "generate"
     assert write_tokens(who, given, COUNT, [256]) == expected
     # as if nothing had been: the same stream, memory that can be let go, and captures of others

@@ -54,7 +54,7 @@ def test_the_field_is_kept_once(trained, monkeypatch):
     """The widened value holds the field already."""
     model, tokens = trained
     lean = kept_bytes(model, tokens)
-    # a copy is not known to be the state, so rotation and update keep the state beside the widened value
+    # a copy is not known to be the state, so rotation and update keep the state in addition to the widened value
     monkeypatch.setattr(TapeLayer, "extra_values", lambda layer, state: state.clone() if layer.carries else None)
     # neither the first block, whose field needs no gradient, nor the last, which widens nothing
     blocks = model.config.num_hidden_layers - 2

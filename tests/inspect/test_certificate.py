@@ -171,7 +171,7 @@ def test_numbers_that_are_none_fail():
     assert "fail" in verdicts(certificate).values()
 
 
-def test_notes_tell_when_a_certificate_says_little():
+def test_notes_warn_of_a_weak_certificate():
     model = build("tape")
     assert certify(model, 12).notes == []
     for name, parameter in model.named_parameters():
@@ -239,7 +239,7 @@ def stopped(model):
     return model.double().eval()
 
 
-def test_models_that_do_not_run_are_told_from_broken_ones():
+def test_models_that_do_not_run_differ_from_broken_ones():
     config = LlamaConfig(
         vocab_size=41, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4
     )

@@ -73,10 +73,10 @@ def test_inspect_reads_files_and_cuts_them_openly(folder, tmp_path):
 def test_inspect_says_when_there_is_no_such_file(folder, tmp_path):
     result = run("inspect", folder, "--text", "missing_file.txt", "--out", tmp_path / "out", "--no-stability")
     assert result.exit_code == 0, result.output
-    told = "'missing_file.txt' was read as text, since no such file exists."
-    assert told in flat(result)
-    assert told.replace("'", "&#39;") in (tmp_path / "out" / "inspect.html").read_text()
-    assert json.loads((tmp_path / "out" / "inspect.json").read_text())["notes"][0] == told
+    message = "'missing_file.txt' was read as text, since no such file exists."
+    assert message in flat(result)
+    assert message.replace("'", "&#39;") in (tmp_path / "out" / "inspect.html").read_text()
+    assert json.loads((tmp_path / "out" / "inspect.json").read_text())["notes"][0] == message
 
 
 def test_what_reads_like_a_path(tmp_path):
@@ -158,15 +158,15 @@ def test_inspect_refuses_a_file_for_a_folder_before_it_loads(tmp_path):
 
 
 @pytest.mark.usefixtures("no_drawing")
-def test_inspect_tells_what_another_model_has_no_word_for(folder, tmp_path):
+def test_inspect_reports_tokens_that_another_model_lacks(folder, tmp_path):
     build("rope", dtype=torch.float32, vocab_size=20).save_pretrained(tmp_path / "other")
     out = tmp_path / "out"
     result = run("inspect", folder, "--ids", "3 1 30", "--out", out, "--also", f"other={tmp_path / 'other'}")
     assert result.exit_code == 0, result.output
-    told = "other: Token 256 is not in its vocabulary of 20."
-    assert told in flat(result)
-    assert told in (out / "inspect.html").read_text()
-    # a name that is wrong is told before any work is done
+    message = "other: Token 256 is not in its vocabulary of 20."
+    assert message in flat(result)
+    assert message in (out / "inspect.html").read_text()
+    # a wrong name raises before any work is done
     result = run("inspect", folder, "--ids", "3 1 30", "--out", tmp_path / "new", "--also", "other=/nowhere/at/all")
     assert result.exit_code == 2
     assert "There is no model at '/nowhere/at/all'" in flat(result)
@@ -194,7 +194,7 @@ def test_files_that_end_too_early_are_refused(folder, pretrained, tmp_path):
             assert "Cannot read the model" in flat(result)
 
 
-def test_check_passes_fails_and_tells(folder, tmp_path):
+def test_check_passes_fails_and_explains(folder, tmp_path):
     result = run("check", folder)
     assert result.exit_code == 0, result.output
     assert "all checks passed" in flat(result)

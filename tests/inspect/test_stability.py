@@ -84,7 +84,7 @@ def test_other_models_join_the_table():
     assert "does not update" in stability.notes[0]
 
 
-def test_what_cannot_be_measured_is_told():
+def test_what_cannot_be_measured_is_reported():
     notes = " ".join(measure_stability(build("learned"), draw_tokens(1, 8), 1).notes)
     assert "ids from 1,000: Position id 1007 is beyond" in notes
     notes = " ".join(measure_stability(build("tape-options"), draw_tokens(1, 8), 1).notes)
@@ -97,7 +97,7 @@ def test_what_cannot_be_measured_is_told():
     assert "first 128 of 200" in long.notes[0]
 
 
-def test_texts_that_fill_a_table_are_told():
+def test_texts_that_fill_a_table_are_reported():
     model = build("learned", max_position_embeddings=16)
     stability = measure_stability(model, draw_tokens(1, 16), 1)
     assert stability.changes == []

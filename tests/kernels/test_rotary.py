@@ -25,7 +25,7 @@ def draw(shape, field_scale=1.0, seed=0):
     generator = torch.Generator().manual_seed(seed)
 
     def rounded(count, scale=1.0):
-        # heads beside one another, as projections write them
+        # adjacent heads, as projections write them
         drawn = torch.randn(batch, tokens, count, dim, generator=generator) * scale
         return drawn.bfloat16().double().transpose(1, 2)
 

@@ -1,4 +1,4 @@
-"""What a forward can return beside logits, and what else transformers expects of a model."""
+"""What a forward can return besides logits, and what else transformers expects of a model."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""One sentence where input does not fit; what a saved model says where equitape was not imported."""
+"""One sentence where input does not fit; what a saved model needs without equitape."""
 
 import json
 import subprocess

@@ -255,7 +255,7 @@ def test_a_model_without_anything_to_train():
 
 
 def test_settings_are_refused_before_weights_are_read(tmp_path):
-    """A folder without weights is enough to be told so."""
+    """A folder without weights is enough for this error."""
     make_source().config.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="set it above 64"):
         adapt(tmp_path, "tape", scaling="yarn", context=10)

@@ -104,10 +104,10 @@ def test_rope_scaling_is_kept_in_every_spelling(name, spelling, tmp_path):
     assert gap(logits(model), logits(source)) < (5e-5 if name == "llama3" else 1e-5)
 
 
-@pytest.mark.parametrize("told", [{}, {"original_max_position_embeddings": 16}], ids=["alone", "with-another"])
-def test_dynamic_scaling_past_its_length(told):
-    """The length is the one that the model announces, whatever its scaling says beside."""
-    given = {**ROPES["dynamic"], **told, "rope_theta": 1000.0}
+@pytest.mark.parametrize("message", [{}, {"original_max_position_embeddings": 16}], ids=["alone", "with-another"])
+def test_dynamic_scaling_past_its_length(message):
+    """The length is the one that the model announces, whatever else its scaling says."""
+    given = {**ROPES["dynamic"], **message, "rope_theta": 1000.0}
     source = make_source(rope_parameters=given, max_position_embeddings=20)
     model = adapt(source, "full", context=64)
     assert gap(logits(model), logits(source)) < 1e-5
@@ -124,7 +124,7 @@ def test_no_second_copy_of_the_weights(tied):
     assert {parameter.data_ptr() for parameter in old.values()} == theirs
     assert len(old) == len(list(source.parameters()))
     assert (model.lm_head.weight is model.model.embed_tokens.weight) == tied
-    # what trains is said of the adapted model alone
+    # only the adapted model describes what trains
     assert all(parameter.requires_grad for parameter in source.parameters())
     assert not any(parameter.requires_grad for parameter in old.values())
 

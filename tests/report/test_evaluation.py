@@ -1,4 +1,4 @@
-"""Bars and curves: what is drawn, and told to those who cannot see it."""
+"""Bars and curves: what is drawn, and its text for screen readers."""
 
 import math
 
@@ -39,7 +39,7 @@ def test_models_stand_side_by_side_with_hatches_of_their_own():
     (plot,) = evaluation_plots({"one": first, "two": second})
     assert plot.alt == "Bar chart of acc by task. one: a 0.2500, b 0.5000; two: b 0.7500."
     assert plot.png.startswith(b"\x89PNG")
-    # told apart without colour
+    # distinguishable without colour
     assert "url(#bars-t-h" in plot.svg
     assert "url(#" not in evaluation_plots({"one": first})[0].svg.replace("url(#bars-t-p", "")
     assert len(set(HATCHES)) == len(HATCHES)
@@ -47,7 +47,7 @@ def test_models_stand_side_by_side_with_hatches_of_their_own():
     assert len({style.hatch for style in styles.values()}) == 5
 
 
-def test_many_rows_are_cut_and_told():
+def test_many_rows_are_cut_and_counted():
     rows = [f"task{number}" for number in range(MOST_ROWS + 5)]
     (plot,) = evaluation_plots({"one": report(rows=rows, values=[0.5] * len(rows))})
     assert plot.alt.endswith(f"Shows the first {MOST_ROWS} of {MOST_ROWS + 5} rows.")
@@ -65,7 +65,7 @@ def curve_report(context, ys):
     return make(context, curves=[curve])
 
 
-def test_every_context_is_marked_and_told_whose_it_is():
+def test_every_context_is_marked_with_its_model():
     """The first model's alone would say of the others that they were trained so far."""
     reports = {"tape": curve_report(1024, [3, 2, 4]), "original": curve_report(512, [3, 4, 5])}
     (plot,) = evaluation_plots(reports)

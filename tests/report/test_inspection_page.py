@@ -173,7 +173,7 @@ def test_diverging_maps_are_white_at_zero(page):
     assert changes["products-change"] == changes["distance"] == changes["attention-change"] != changes["attention"]
 
 
-def test_page_tells_what_it_left_out_and_the_tables(page):
+def test_page_lists_what_it_left_out_and_the_tables(page):
     text = page[1]
     assert "30 tokens as 15 x 15 cells of 2 tokens" in text
     assert "rounded to 8 bits" in text

@@ -65,7 +65,7 @@ def test_seeds_of_an_encoding_are_joined(tmp_path):
     assert "report.html" in {path.name for path in out.iterdir()}
 
 
-def test_other_training_is_kept_apart_and_said():
+def test_other_training_is_separated_and_reported():
     recipe = {**make_results()["recipe"], "train": {"steps": 100, "log_every": 5}}
     longer = {**recipe, "train": {"steps": 200, "log_every": 50}}
     merged, remarks, alike = merge(

@@ -1,4 +1,4 @@
-"""Reports say what the runs say, no more and no less, and need nothing beside them."""
+"""Reports say what the runs say, no more and no less, and need no other files."""
 
 import copy
 import json
@@ -296,7 +296,7 @@ def test_best_is_marked_only_beyond_the_spread():
 
 
 @pytest.mark.parametrize(
-    ("values", "statuses", "said"),
+    ("values", "statuses", "printed"),
     [
         ({"a": [10, 11, 12], "b": [1, 2, 3]}, [], "a leads with points 11.00, by more than the spread over seeds."),
         ({"a": [10, 11, 12], "b": [9, 10, 11]}, [], "but within the spread over seeds; none is marked best"),
@@ -313,11 +313,11 @@ def test_best_is_marked_only_beyond_the_spread():
         ({"a": [4, 6], "b": [1], "c": [5]}, [], "a and c share first place with points 5.000; none is marked"),
     ],
 )
-def test_the_first_sentence_says_why_nothing_is_marked(values, statuses, said):
-    assert said in findings(summary_of(values, statuses=statuses))[0]
+def test_the_first_sentence_says_why_nothing_is_marked(values, statuses, printed):
+    assert printed in findings(summary_of(values, statuses=statuses))[0]
 
 
-def test_direction_is_not_guessed_where_nothing_tells_it(results):
+def test_an_undeclared_direction_is_not_guessed(results):
     summary = summarise(results)
     assert summary.higher_is_better("exact_match") is True
     assert summary.higher_is_better("perplexity_outside_2x") is False
@@ -347,7 +347,7 @@ def test_no_runs_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize("count", [10, 12, 24, 55])
-def test_lines_are_told_apart_without_colour(count):
+def test_lines_differ_without_colour(count):
     """By marker and dashes together; a few lines by the marker alone."""
     results = make_results()
     results["runs"] = [make_run(f"encoding {index}", 0, 1.0, "missing") for index in range(count)]
@@ -410,14 +410,14 @@ def claims_of(claims, headline="exact_match", finished=True):
 
 
 def test_claims_of_metrics_that_the_task_does_not_compute():
-    """They have no empty column of ours; the headline stands beside them under its own name."""
+    """They have no empty column of ours; the headline is next to them under its own name."""
     github = {"rope": {"perplexity_github": 57.2}, "tape": {"perplexity_github": 52.2}}
     columns, rows, notes = claims_of(github)
     assert columns == ["perplexity github, claimed ↓", "exact match outside, ours, a different metric ↑"]
     assert [cells[0] for cells in rows.values()] == ["57.20", "52.20"]
     assert all("-" not in cells for cells in rows.values())
     assert "Not measured here: perplexity github. Our exact match outside is a different metric" in notes
-    # beside a claim that can be compared, and one of an encoding that was not run
+    # next to a claim that can be compared, and one of an encoding that was not run
     mixed = {"rope": {"exact_match": 26.12, "perplexity_github": 57.2}, "fire": {"perplexity_github": 55.0}}
     columns, rows, notes = claims_of(mixed)
     assert columns == ["exact match, ours", "exact match, claimed", "perplexity github, claimed ↓"]

@@ -167,7 +167,7 @@ def test_a_cache_has_its_whole_length_from_the_start(make, is_fixed, monkeypatch
 
 @pytest.mark.parametrize("kind", ["rope", "fire", "tape"])
 def test_answers_in_half_precision(kind):
-    """Keys, values and what TAPE carries beside them go into one cache under autocast, as on a GPU."""
+    """Keys, values and what TAPE carries with them go into one cache under autocast, as on a GPU."""
     task, model = trained_copier(kind)
     tokens = task.draw_cell((3,), 64, evaluation_generator(5, 3)).tokens
     given = {"end": task.eos_token_id, "pad": task.pad_token_id, "batch_tokens": 10**6}

@@ -102,7 +102,7 @@ def test_selective_copy_is_scored_in_the_three_places():
 
 
 @pytest.mark.parametrize("name", ["copy", "reverse", "multiplication"])
-def test_sizes_inside_and_outside_are_told_apart(name):
+def test_sizes_inside_and_outside_are_separated(name):
     unit = "digits" if name == "multiplication" else "symbols"
     task = build_task(name, {f"trained_{unit}": 2, f"tested_{unit}": 6, "samples": 4, "stride": 2})
     evaluation = task.evaluate(tiny_model(task), 0)

@@ -71,14 +71,14 @@ class Finder:
         self.task, self.reach = task, reach
 
     def __call__(self, input_ids, **_):
-        said = torch.full_like(input_ids, self.task.mark)
-        for row, out in zip(input_ids.tolist(), said, strict=True):
+        printed = torch.full_like(input_ids, self.task.mark)
+        for row, out in zip(input_ids.tolist(), printed, strict=True):
             mark = row.index(self.task.mark)
             for place in range(mark + 1, len(row), 2):
                 first = row.index(row[place])
                 if mark - first <= self.reach:
                     out[place] = row[first + 1]
-        return CausalLMOutputWithPast(logits=torch.nn.functional.one_hot(said, self.task.vocab_size))
+        return CausalLMOutputWithPast(logits=torch.nn.functional.one_hot(printed, self.task.vocab_size))
 
 
 def test_scores_by_length_and_depth():

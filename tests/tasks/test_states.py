@@ -48,7 +48,7 @@ def test_reads_repeat_the_last_write(pairs, ignore, seed):
             assert label[place : place + 2] == [IGNORED, bit if instruction == READ else IGNORED]
 
 
-def test_instructions_are_as_frequent_as_told():
+def test_instructions_have_the_configured_frequency():
     for ignore in (0.8, 0.98, 0.1):
         tokens, _ = make_sequences(400, 512, ignore, torch.Generator().manual_seed(0))
         instructions = tokens[:, 2:-2:2]
@@ -60,14 +60,14 @@ def recall(reach):
     """Reads back a bit written at most `reach` pairs ago; says zero for older ones."""
 
     def answer(tokens):
-        said = torch.zeros_like(tokens)
+        printed = torch.zeros_like(tokens)
         for row in range(len(tokens)):
             bit, written = ZERO, 0
             for place in range(0, tokens.shape[1], 2):
                 if tokens[row, place] == WRITE:
                     bit, written = int(tokens[row, place + 1]), place
-                said[row, place] = bit if place - written <= 2 * reach else ZERO
-        return said
+                printed[row, place] = bit if place - written <= 2 * reach else ZERO
+        return printed
 
     return answer
 
@@ -157,7 +157,7 @@ def test_generators_are_what_they_are_called():
     assert all(even_by_cycles(swap.elements[letter]) is False for letter in swap.letters)
 
 
-def test_steps_inside_and_outside_are_told_apart():
+def test_steps_inside_and_outside_are_separated():
     task = build_task("parity", {"trained_steps": 4, "tested_steps": 8, "samples": 500})
 
     def right_for(steps):

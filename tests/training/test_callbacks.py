@@ -1,4 +1,4 @@
-"""The clock, the counts of tokens and memory, and the random numbers beside the steps of a run."""
+"""The clock, the counts of tokens and memory, and the random numbers during the steps of a run."""
 
 import io
 import random
@@ -38,12 +38,12 @@ def keeper_of(meter, tmp_path):
 
 def test_lines_where_no_bar_can_be_shown(clock, tmp_path):
     """Every step takes 25 seconds: a line after the third and the sixth, none on a terminal."""
-    said = {}
+    printed = {}
     for terminal in (False, True):
         model = small_model()
         model.register_forward_pre_hook(lambda module, inputs: setattr(clock, "now", clock.now + 25 * module.training))
-        said[terminal] = io.StringIO()
-        console = Console(file=said[terminal], width=200, force_terminal=terminal)
+        printed[terminal] = io.StringIO()
+        console = Console(file=printed[terminal], width=200, force_terminal=terminal)
         collate = partial(pad_right, pad_token_id=0)
         fit(
             model,
@@ -53,10 +53,10 @@ def test_lines_where_no_bar_can_be_shown(clock, tmp_path):
             collate=collate,
             progress=Progress(console),
         )
-    lines = [line for line in said[False].getvalue().splitlines() if line.startswith("training")]
+    lines = [line for line in printed[False].getvalue().splitlines() if line.startswith("training")]
     assert [line.partition(" loss")[0] for line in lines] == ["training: step 3 of 7", "training: step 6 of 7"]
     assert all("loss " in line and "tokens/s" in line for line in lines)
-    assert "training: step 3" not in said[True].getvalue()
+    assert "training: step 3" not in printed[True].getvalue()
 
 
 @pytest.mark.parametrize("slow", ["evaluation", "saving", "nothing"])
@@ -107,7 +107,7 @@ def test_a_budget_in_minutes_ends_the_run_and_its_schedule(clock, tmp_path):
 def test_speed_counts_each_token_once(tmp_path):
     meter = Meter()
     keeper = keeper_of(meter, tmp_path)
-    # a slow start, then 100 tokens a second
+    # a slow start, then 100 tokens per second
     for seconds, tokens in [(60, 100), (1, 100), (1, 100), (3, 300)]:
         meter.seconds += seconds
         keeper.log.tokens += tokens

@@ -108,10 +108,10 @@ def test_finished_runs_are_kept_and_others_added(finished, tmp_path, monkeypatch
     changes = {"train": {"steps": 6, "batch_size": 4, "save_steps": 2}}
     compare(plan(seeds=[0, 1], **changes), finished)
     assert made == []
-    said = io.StringIO()
-    console = Console(file=said, width=500)
+    printed = io.StringIO()
+    console = Console(file=printed, width=500)
     results = compare(plan(seeds=[1, 2], encodings=["rope", "nope"], **changes), finished, console=console)
-    assert "are not in the report: rope-seed0, tape-seed0, tape-seed1." in said.getvalue()
+    assert "are not in the report: rope-seed0, tape-seed0, tape-seed1." in printed.getvalue()
     assert made == [("nope", 1), ("rope", 2), ("nope", 2)]
     assert curves(results)["rope", 1] == before["rope", 1]
     # as it was, for the other tests
@@ -195,7 +195,7 @@ def test_a_failing_encoding_costs_only_itself(tmp_path, monkeypatch):
     assert statuses(compare(small, tmp_path)) == ["done"] * 3
 
 
-def test_a_loss_that_is_none_is_told_and_kept(tmp_path):
+def test_a_nan_loss_is_reported_and_kept(tmp_path):
     # a learning rate that no model survives
     results = compare(plan(encodings=["rope"], train={"steps": 30, "batch_size": 4, "learning_rate": 1e30, "warmup_ratio": 0.0, "max_grad_norm": 0.0, "save_steps": 1}), tmp_path)  # fmt: skip
     run = results.runs[0]
@@ -395,7 +395,7 @@ def test_train_command(tmp_path):
     )
 
 
-def test_compare_command_tells_of_failures(tmp_path, monkeypatch):
+def test_compare_command_reports_failures(tmp_path, monkeypatch):
     (tmp_path / "small.yaml").write_text(to_yaml(plan(encodings=["rope"]).recipe))
     command = ["compare", str(tmp_path / "small.yaml"), "train.steps=2", "--out", str(tmp_path / "out")]
     monkeypatch.setattr(comparison, "execute", lambda *a, **k: (_ for _ in ()).throw(RuntimeError("no")))
@@ -451,7 +451,7 @@ def test_environments_of_several_runs_are_joined():
     }
 
 
-def test_resuming_where_nothing_lies_is_told(tmp_path):
+def test_resuming_an_empty_folder_is_reported(tmp_path):
     (tmp_path / "small.yaml").write_text(to_yaml(plan().recipe))
     command = ["train", str(tmp_path / "small.yaml"), "train.steps=1", "--out", str(tmp_path / "new"), "--resume"]
     result = runner.invoke(app, command)
@@ -462,7 +462,7 @@ def test_resuming_where_nothing_lies_is_told(tmp_path):
 @pytest.mark.parametrize(
     "error", [torch.OutOfMemoryError("CUDA out of memory"), torch.AcceleratorError("CUDA error: out of memory")]
 )
-def test_train_tells_of_too_little_memory_in_a_line(tmp_path, monkeypatch, error):
+def test_train_reports_out_of_memory_in_one_line(tmp_path, monkeypatch, error):
     def fail(*_, **__):
         raise error
 
@@ -486,15 +486,15 @@ def test_train_tells_of_too_little_memory_in_a_line(tmp_path, monkeypatch, error
     ],
 )
 def test_running_out_of_memory_is_one_line_with_advice(error, jobs, advice):
-    told = explain(error, jobs)
-    assert advice in told
-    assert "train.gradient_checkpointing=true" in told
-    assert "a smaller task.batch_tokens" in told
-    assert "Process 449" not in told
+    message = explain(error, jobs)
+    assert advice in message
+    assert "train.gradient_checkpointing=true" in message
+    assert "a smaller task.batch_tokens" in message
+    assert "Process 449" not in message
 
 
 @pytest.mark.parametrize("width", [80, 60, 200])
-def test_a_table_of_results_cuts_no_word_and_tells_what_it_leaves_out(width):
+def test_a_table_of_results_cuts_no_word_and_counts_what_it_leaves_out(width):
     names = [f"{kind}_{times}x" for times in (1, 2) for kind in ("bits_per_byte", "perplexity", "improvement")]
     evaluation = {"metrics": dict.fromkeys(names, 3.14159)}
     one = {"status": "done", "parameters": 155123456, "seconds": 1234.0, "evaluation": evaluation}

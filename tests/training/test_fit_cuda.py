@@ -35,7 +35,7 @@ def test_half_precision_and_full_agree(tmp_path):
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-4), ("bf16", 0.05)])
 def test_a_compiled_run_has_the_gradients_of_a_plain_one(tmp_path, precision, tolerance):
-    """With workers beside it, and the encoding alone trained: gradients that are missing or wrong have another norm.
+    """With workers, and only the encoding trained: gradients that are missing or wrong have another norm.
 
     Heads are wide enough for the fused kernels, and rows of one length, as those of a compiled run are.
 

@@ -119,12 +119,12 @@ def test_the_papers_sizes():
     assert (c4.train.batch_size, c4.train.steps, c4.train.learning_rate) == (512, 10_000, 1e-4)
 
 
-def test_dry_run_tells_what_training_would_do(recipe_file):
-    told = describe_plan(make_plan(load_recipe(recipe_file(seeds=[0, 5], train={"tokens": 5000, "batch_size": 8}))))
+def test_dry_run_describes_what_training_would_do(recipe_file):
+    message = describe_plan(make_plan(load_recipe(recipe_file(seeds=[0, 5], train={"tokens": 5000, "batch_size": 8}))))
     plan = make_plan(load_recipe(recipe_file()))
-    assert told["encodings"]["tape"]["seeds"] == [0, 5]
-    assert told["encodings"]["tape"]["parameters"] == count_parameters(plan.configs["tape"])
-    steps, tokens = (int(word.replace(",", "")) for word in told["budget"].split() if word[0].isdigit())
+    assert message["encodings"]["tape"]["seeds"] == [0, 5]
+    assert message["encodings"]["tape"]["parameters"] == count_parameters(plan.configs["tape"])
+    steps, tokens = (int(word.replace(",", "")) for word in message["budget"].split() if word[0].isdigit())
     assert tokens == pytest.approx(5000, abs=60)
     assert steps == pytest.approx(5000 / 8 / 5.5, rel=0.2)
 
@@ -295,7 +295,7 @@ def test_data_that_cannot_be_used_are_refused(command, bad, name, content, messa
         assert not (tmp_path / "out").exists()
 
 
-def test_what_became_of_the_data_is_told(books, recipe_file, tmp_path):
+def test_what_happened_to_the_data_is_reported(books, recipe_file, tmp_path):
     task = {"name": "text", "length": 64, "cache": str(tmp_path)}
     task |= {part: str(books / f"{part}.txt") for part in ("train", "valid")}
     plan = make_plan(load_recipe(recipe_file(task=task)))

@@ -81,7 +81,7 @@ def test_padding_to_one_length_is_masked(lengths):
         assert "attention_mask" not in batch
 
 
-def test_results_tell_the_task_and_whose_the_claims_are(tmp_path):
+def test_results_name_the_task_and_the_source_of_claims(tmp_path):
     claims = {"tape": {"exact_match_grid": 41.42}}
     plan, _ = watched_plan(claims=claims, claims_source="arXiv 2501.00712, figure 3")
     results = collect(plan, tmp_path).to_dict()

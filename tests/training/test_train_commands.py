@@ -69,22 +69,22 @@ def test_an_interrupt_ends_with_the_command_that_continues(command, more, here, 
         raise KeyboardInterrupt
 
     monkeypatch.setattr(single, "score", interrupt)
-    said = invoke(*words, code=130)
+    printed = invoke(*words, code=130)
     kept = (
         "Kept the checkpoint of step 4 in out."
         if command == "train"
         else "Kept 0 of 2 runs, and checkpoints of 1 more in"
     )
-    assert f"Interrupted. {kept}" in said
+    assert f"Interrupted. {kept}" in printed
     assert (
         f"Continue with: equitape {command} small.yaml train.save_steps=1 'encodings=[rope, nope]' --out out{more}"
-        in said
+        in printed
     )
-    assert "Traceback" not in said
+    assert "Traceback" not in printed
     monkeypatch.undo()
     monkeypatch.chdir(here)
-    said = invoke(*words, *more.split())
-    assert "Continuing from step 4." in said
+    printed = invoke(*words, *more.split())
+    assert "Continuing from step 4." in printed
 
 
 def test_damage_is_reported(here):
@@ -96,10 +96,10 @@ def test_damage_is_reported(here):
     (here / "out" / CHECKPOINTS / "checkpoint-4" / "model.safetensors").write_bytes(b"")
     lines = (here / "out" / "log.jsonl").read_text().splitlines()
     (here / "out" / "log.jsonl").write_text("\n".join([lines[0], lines[1][:9], *lines[2:]]) + "\n")
-    said = invoke("train", "small.yaml", "train.save_steps=1", "--out", "out", "--resume")
-    assert "Skipped damaged checkpoints in out: checkpoint-4." in said
-    assert "Continuing from step 3." in said
-    assert "log.jsonl is damaged: 1 of the first 3 steps are missing, from step 2 on." in said
+    printed = invoke("train", "small.yaml", "train.save_steps=1", "--out", "out", "--resume")
+    assert "Skipped damaged checkpoints in out: checkpoint-4." in printed
+    assert "Continuing from step 3." in printed
+    assert "log.jsonl is damaged: 1 of the first 3 steps are missing, from step 2 on." in printed
 
 
 def test_old_names_of_settings_are_read_with_a_note(here, caplog):
