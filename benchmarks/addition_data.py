@@ -18,7 +18,7 @@ from equitape.tasks import build_task
 
 
 def rate(make: Callable[[], int], seconds: float, repeats: int) -> float:
-    """Examples a second: the median of several measurements."""
+    """Examples per second: the median of several measurements."""
     make()
     rates = []
     for _ in range(repeats):

@@ -82,7 +82,7 @@ def milliseconds(calls: list[Callable[[], object]]) -> float:
 
 
 def copy_rate() -> float:
-    """Bytes a second read and written by a copy of 1 GiB."""
+    """Bytes per second read and written by a copy of 1 GiB."""
     source = torch.randint(-100, 100, (2**30,), dtype=torch.int8, device="cuda")
     target = torch.empty_like(source)
     return 2 * source.numel() / (milliseconds([lambda: target.copy_(source)]) * 1e-3)

@@ -1,5 +1,6 @@
 """The documentation is true: its Python runs, its links lead somewhere, its tables agree with the code."""
 
+import ast
 import re
 from pathlib import Path
 
@@ -170,3 +171,22 @@ def test_every_option_is_documented():
         page = (ROOT / f"docs/reference/encodings/{kind}.md").read_text()
         for name in ENCODINGS[kind].options_class.__dataclass_fields__:
             assert f"`{name}" in page, f"{kind}.md says nothing of {name}"
+
+
+def source_texts():
+    """Every string in the sources, with "..." for what is filled in."""
+    for path in ROOT.glob("src/**/*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                yield "".join(str(part.value) if isinstance(part, ast.Constant) else "..." for part in node.values)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value
+
+
+def test_quoted_errors_exist():
+    texts = "\n".join(source_texts())
+    headings = re.findall(r"^\*\*(\".*?)\*\*", (ROOT / "docs/how-to/errors.md").read_text(), flags=re.MULTILINE)
+    quoted = [message for heading in headings for message in re.findall(r'"(.*?)"', heading)]
+    parts = [part.strip() for message in quoted for part in message.replace("NAME", "...").split("...")]
+    assert len(quoted) >= 8
+    assert [part for part in parts if part not in texts] == []
