@@ -94,7 +94,7 @@ def adapter(given):
 
 
 def training(given):
-    """Bits per byte of models trained on nine tenths of a text at length 128, on the rest at 128 and 512; three seeds."""
+    """Bits per byte on a tenth of a text, at 128 and 512 tokens, of models trained on the rest at 128; three seeds."""
     text = torch.tensor(list(Path(given.text).read_bytes()))
     cut = len(text) * 9 // 10
     trained, held = text[:cut], text[cut:]
