@@ -20,8 +20,6 @@ from equitape.evaluation import build_evaluation, evaluate, rescore
 from equitape.report.evaluation import report_folder
 from equitape.tasks.scrolls_evaluation import bars_of, score_answers, spread
 
-pytestmark = pytest.mark.usefixtures("no_drawing")
-
 
 @pytest.fixture
 def files(tmp_path):
