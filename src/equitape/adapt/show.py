@@ -46,8 +46,9 @@ def show_plan(plan: dict[str, Any], console: Console) -> None:
     table.add_row("base", escape(plan["base"]))
     table.add_row("method", f"{plan['method']}, {plan['trained']['parameters']:,} parameters train")
     data = plan["data"]
-    table.add_row("training data", f"{data['documents']:,} documents, {data['tokens']:,} tokens, {data['rows']:,} rows")
-    table.add_row("training", f"{plan['steps']:,} steps, {plan['tokens']:,} tokens, {plan['epochs']:.2g} epochs")
+    documents, rows, steps = counted(data["documents"], "document"), counted(data["rows"], "row"), plan["steps"]
+    table.add_row("training data", f"{documents}, {data['tokens']:,} tokens, {rows}")
+    table.add_row("training", f"{counted(steps, 'step')}, {plan['tokens']:,} tokens, {plan['epochs']:.2g} epochs")
     if plan["note"]:
         table.add_row("memory", escape(plan["note"]))
     else:

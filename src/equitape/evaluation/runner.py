@@ -166,7 +166,7 @@ def read_results(out: Path) -> dict[str, Record]:
 def describe_kept(prepared: Prepared) -> str:
     """After an interruption: what is kept."""
     done = len(read_results(prepared.out))
-    return f"Kept {done} of {len(prepared.units)} units in {prepared.out}."
+    return f"Kept {done} of {counted(len(prepared.units), 'unit')} in {prepared.out}."
 
 
 def run_units(

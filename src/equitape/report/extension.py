@@ -3,6 +3,7 @@
 import shlex
 from pathlib import Path
 
+from ..registry import counted
 from ..runs.extension import EXTENDED, ORIGINAL, Extension, perplexities, scores
 from ..runs.files import write_text
 from ..runs.results import EvaluationReport
@@ -158,7 +159,9 @@ def facts_of(extension: Extension) -> list[tuple[str, str]]:
     """Training, settings and environment as pairs."""
     run = extension.training.get("run", {})
     trained = {
-        "trained for": f"{run['steps']:,} steps, {run['tokens']:,} tokens, {duration(run['seconds'])}" if run else None,
+        "trained for": f"{counted(run['steps'], 'step')}, {run['tokens']:,} tokens, {duration(run['seconds'])}"
+        if run
+        else None,
         "peak MiB of training": None if run.get("peak_mib") is None else f"{run['peak_mib']:,.0f}",
     }
     protocol = {

@@ -13,6 +13,7 @@ from random import Random
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from ..data.text import read_documents
+from ..registry import counted
 from ..runs.results import EXACT_MATCH, PERCENT, HeatMap, Metric
 from ..settings import Len, Positive, Settings, Share
 from .decoding import write_answers
@@ -205,8 +206,8 @@ class Passkey(HaystackTask):
         return Report(
             protocol=[
                 f"Prompts have exactly the stated number of tokens; the answer comes after them. "
-                f"{self.options.samples} prompts per cell of {len(shown.columns)} lengths and {len(depths)} depths, "
-                f"filler: {self.options.filler}, seed {self.options.seed}.",
+                f"{counted(self.options.samples, 'prompt')} per cell of {counted(len(shown.columns), 'length')} and "
+                f"{counted(len(depths), 'depth')}, filler: {self.options.filler}, seed {self.options.seed}.",
                 "Answers come from greedy decoding with the cache. An answer is right if its first number is the key.",
                 f"The model is meant for {context} tokens." if context else "The model states no context.",
             ],
@@ -284,8 +285,8 @@ class Needles(HaystackTask):
                 grids.append(grid(f"Needles, {kind}, per cent", "depth", rows))
         return Report(
             protocol=[
-                f"{self.options.samples} prompts of each kind and length, of exactly the tokens stated, filler: "
-                f"{self.options.filler}, seed {self.options.seed}; answers by greedy decoding with the cache.",
+                f"{counted(self.options.samples, 'prompt')} per kind and length, with exactly the stated tokens, "
+                f"filler: {self.options.filler}, seed {self.options.seed}; answers by greedy decoding with the cache.",
                 "The score is RULER's: the share of the references that the answer contains, ignoring case, in "
                 "per cent.",
             ],

@@ -11,6 +11,7 @@ from ..model import EquitapeConfig, EquitapeForCausalLM
 from ..pretrained.families import translate_config
 from ..pretrained.loading import check_vocabulary, is_adapter, load_model
 from ..pretrained.weights import reading
+from ..registry import counted
 from ..runs.folders import model_folder
 from ..tasks import Task, build_task
 from .fit import ENDLESS_STEPS, MEASURED_EXAMPLES, count_steps
@@ -107,12 +108,14 @@ def describe_plan(plan: Plan) -> dict[str, Any]:
     steps = count_steps(recipe.train, examples)
     measured = [len(examples[index]["input_ids"]) for index in range(min(len(examples), MEASURED_EXAMPLES))]
     tokens = round(steps * recipe.train.batch_size * sum(measured) / len(measured))
-    timed = steps == ENDLESS_STEPS
+    budget = f"{counted(steps, 'step')}, about {tokens:,} tokens"
+    if steps == ENDLESS_STEPS:
+        budget = f"{recipe.train.minutes:g} minutes"
     return {
         "task": task.name,
         "trained_length": task.trained_length,
         "tested_length": task.tested_length,
-        "budget": f"{recipe.train.minutes:g} minutes" if timed else f"{steps:,} steps, about {tokens:,} tokens",
+        "budget": budget,
         "batch_size": recipe.train.batch_size,
         "data": plan.data,
         "evaluation": f"{recipe.evaluation.share:.0%} of the task's after training"

@@ -18,8 +18,8 @@ def show_plan(plan: Plan, console: Console) -> None:
         if described[name]:
             table.add_row(name.replace("_", " "), escape(str(described[name])))
     for label, about in described["encodings"].items():
-        seeds = ", ".join(map(str, about["seeds"]))
-        table.add_row(escape(label), f"{about['parameters']:,} parameters, seeds {seeds}")
+        seeds = f"{'seed' if len(about['seeds']) == 1 else 'seeds'} {', '.join(map(str, about['seeds']))}"
+        table.add_row(escape(label), f"{about['parameters']:,} parameters, {seeds}")
     console.print(table)
     if plan.task.warning:
         console.print(f"Warning: {escape(plan.task.warning)}", highlight=False)
