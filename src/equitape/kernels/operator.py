@@ -5,6 +5,7 @@ calls through torch.library.custom_op take the host several times as long.
 """
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -190,8 +191,8 @@ def _on_device(tensor: Tensor) -> Any:
 
 
 def _gradient_shapes(gradient: Tensor, field: Tensor, *others: Any) -> tuple[Tensor, ...]:
-    *tensors, _, wants_field = others
-    return _empty_gradients(field if wants_field else None, *tensors, like=gradient)
+    attended, gate, carry, mix_in, mix_out, _, wants_field = others
+    return _empty_gradients(field if wants_field else None, attended, gate, carry, mix_in, mix_out, like=gradient)
 
 
 def _move_gradient_shapes(gradient: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
@@ -199,14 +200,15 @@ def _move_gradient_shapes(gradient: Tensor, *inputs: Tensor) -> tuple[Tensor, ..
 
 
 # what the compiler calls instead of the kernels
-for _name, _shapes in {
+_SHAPES: dict[str, Callable[..., Any]] = {
     "update_field": _empty_result,
     "update_token": _empty_result,
     "move_field": _empty_result,
     "update_field_backward": _gradient_shapes,
     "apply_rotary_backward": lambda grad_query, grad_key, *inputs: _empty_rotary_gradients(*inputs),
     "move_field_backward": _move_gradient_shapes,
-}.items():
+}
+for _name, _shapes in _SHAPES.items():
     torch.library.register_fake(f"equitape::{_name}", _shapes)
 
 
