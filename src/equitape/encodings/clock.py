@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from .decay import DecayOptions
 from .positions import Positions
-from .running import PARTS, join_parts, running_sum
+from .running import PARTS, join_parts, running_sum, without_autocast
 
 EPSILON = 1e-6
 
@@ -33,7 +33,7 @@ def clock_drift(weight: Tensor, embeddings: Tensor, positions: Positions, previo
     the clock's come last.
     """
     wide = torch.promote_types(embeddings.dtype, torch.float32)
-    with torch.autocast(embeddings.device.type, enabled=False):
+    with without_autocast(embeddings.device):
         x = embeddings.to(wide)
         x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPSILON)
         steps = (nn.functional.linear(x, weight.to(wide)) / 2).tanh()

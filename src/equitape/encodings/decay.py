@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ..settings import Gt, Le
 from .options import Geometry, Options
 from .positions import Positions
-from .running import COLUMN_UNIT, PARTS, join_parts, running_sum, split_parts
+from .running import COLUMN_UNIT, PARTS, join_parts, running_sum, split_parts, without_autocast
 
 ALIGNMENT = 8
 """Attention kernels need widths in multiples of this; added columns are zero-padded."""
@@ -123,7 +123,7 @@ class Decay(nn.Module):
         # the softmax scale also multiplies these products
         unit = COLUMN_UNIT / scale
         if self.kind == "gate":
-            with torch.autocast(device.type, enabled=False):
+            with without_autocast(device):
                 read = nn.functional.linear(hidden.to(self._wide(hidden)), self.weight.to(self._wide(hidden)))
                 increments = nn.functional.softplus(read + self.bias.to(read)) * (fixed > 0)
             before = None if previous is None else join_parts(previous[..., :PARTS])

@@ -6,6 +6,8 @@ of the key, as three numbers of the key's dtype that add up to the float32 sum.
 Shapes: B batch, N tokens, G key-value heads.
 """
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from torch import Tensor
 
@@ -15,6 +17,11 @@ PARTS = 3
 """Parts of one float32: three times 8 bits of bfloat16 hold its 24 bits."""
 COLUMN_UNIT = 64.0
 """Columns hold numbers in this unit, so that float16 covers positions up to 4 million."""
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[None]:
+    """Compute in the dtypes given: sums in half precision would be wrong. The meta device has no autocast."""
+    return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
 
 
 def running_sum(increments: Tensor, positions: Positions, previous: Tensor | None) -> Tensor:
