@@ -10,41 +10,28 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from cases import build
 from equitape.cli import app
-from equitape.data.tokenizers import byte_tokenizer
 from equitape.evaluation import runner as evaluation
 from equitape.runs import files
 from equitape.training import checkpoints
 
 runner = CliRunner()
-RECIPE = """
-name: small
-task: {name: addition, trained_digits: 1, tested_digits: 2, samples: 2}
-model: {hidden_size: 16, intermediate_size: 16, num_hidden_layers: 2, num_attention_heads: 2}
-encodings: [rope]
-train: {steps: 4, batch_size: 4, save_steps: 2, logging_steps: 1}
-"""
 
 
-@pytest.fixture(scope="module")
-def home(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("home")
-    sizes = {"vocab_size": 258, "pad_token_id": 257, "eos_token_id": 256, "num_hidden_layers": 2}
-    build("tape", dtype=torch.float32, **sizes).save_pretrained(folder / "model")
-    byte_tokenizer().save_pretrained(folder / "model")
-    (folder / "text.txt").write_text("All good text is much alike. " * 40)
-    (folder / "small.yaml").write_text(RECIPE)
-    return folder
-
-
-def words_of(command, home, out):
+def words_of(command, small_files, out):
     words = {
-        "train": [home / "small.yaml"],
-        "compare": [home / "small.yaml"],
-        "eval": [home / "model", "--task", "perplexity", f"data={home / 'text.txt'}", "lengths=[16]", "short=8"],
-        "inspect": [home / "model", "--ids", "1 2 3", "--no-stability"],
-        "adapt": [home / "model"],
+        "train": [small_files / "small.yaml"],
+        "compare": [small_files / "small.yaml"],
+        "eval": [
+            small_files / "model",
+            "--task",
+            "perplexity",
+            f"data={small_files / 'text.txt'}",
+            "lengths=[16]",
+            "short=8",
+        ],
+        "inspect": [small_files / "model", "--ids", "1 2 3", "--no-stability"],
+        "adapt": [small_files / "model"],
         "demo": ["--steps", "1"],
     }[command]
     return [command, *map(str, words), "--out", str(out)]
@@ -82,14 +69,14 @@ def fill_disk(patch, owner, name, after):
         ("eval", evaluation, "add_cost", 0, "units in"),
     ],
 )
-def test_a_full_disk_loses_nothing(command, owner, name, after, kept, home, tmp_path, monkeypatch):
+def test_a_full_disk_loses_nothing(command, owner, name, after, kept, small_files, tmp_path, monkeypatch):
     monkeypatch.setenv("EQUITAPE_CACHE", str(tmp_path / "cache"))
-    words = words_of(command, home, tmp_path / "out")
+    words = words_of(command, small_files, tmp_path / "out")
     with monkeypatch.context() as patch:
         fill_disk(patch, owner, name, after)
         code, said = invoke(words, patch)
     assert code == 1
-    assert "The disk is full; free some space." in said
+    assert said.count("The disk is full") == 1
     assert kept in said
     again = words if command == "compare" else [*words, "--resume"]
     assert f"Continue with: {shlex.join(['equitape', *again])}" in said
@@ -100,14 +87,14 @@ def test_a_full_disk_loses_nothing(command, owner, name, after, kept, home, tmp_
 
 
 @pytest.mark.parametrize("command", ["inspect", "adapt"])
-def test_a_full_disk_is_named(command, home, tmp_path, monkeypatch):
+def test_a_full_disk_is_named(command, small_files, tmp_path, monkeypatch):
     fill_disk(monkeypatch, Path, "write_bytes" if command == "inspect" else "mkdir", 0)
-    code, said = invoke(words_of(command, home, tmp_path / "out"), monkeypatch)
+    code, said = invoke(words_of(command, small_files, tmp_path / "out"), monkeypatch)
     assert code == 1
     assert "The disk is full" in said
 
 
-def test_a_line_cut_by_a_full_disk_is_evaluated_again(home, tmp_path, monkeypatch):
+def test_a_line_cut_by_a_full_disk_is_evaluated_again(small_files, tmp_path, monkeypatch):
     """The rest of the file stays: nothing is written to cut it."""
     (tmp_path / evaluation.RESULTS).write_text('{"unit": "a", "record": {"text": "one\u2028line"}}\n{"unit": "b", "rec')
     monkeypatch.setattr(Path, "write_text", None)
@@ -117,7 +104,7 @@ def test_a_line_cut_by_a_full_disk_is_evaluated_again(home, tmp_path, monkeypatc
 
 @pytest.mark.parametrize("command", ["train", "compare", "eval", "inspect", "adapt", "demo"])
 @pytest.mark.parametrize("place", ["read-only", "file"])
-def test_an_unwritable_place_is_refused_before_the_work(command, place, home, tmp_path, monkeypatch):
+def test_an_unwritable_place_is_refused_before_the_work(command, place, small_files, tmp_path, monkeypatch):
     if place == "file":
         (tmp_path / "place").write_text("")
     else:
@@ -125,7 +112,7 @@ def test_an_unwritable_place_is_refused_before_the_work(command, place, home, tm
         # permissions do not bind root
         monkeypatch.setattr(files.os, "access", lambda path, mode: Path(path).name != "place")
     monkeypatch.setattr(torch.nn.Module, "__call__", None)
-    code, said = invoke(words_of(command, home, tmp_path / "place" / "out"), monkeypatch)
+    code, said = invoke(words_of(command, small_files, tmp_path / "place" / "out"), monkeypatch)
     assert code == 2
     assert ("is a file; choose a directory" if place == "file" else "is read-only; choose another") in said
     assert place == "file" or list((tmp_path / "place").iterdir()) == []

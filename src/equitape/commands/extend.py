@@ -58,6 +58,8 @@ def extend(
     """
     from ..extend.run import check_out, default_folder, join_processes, prepare, run, run_columns
     from ..runs.errors import is_out_of_memory
+    from ..runs.files import check_writable
+    from ..runs.progress import Progress
 
     console = Console(stderr=True)
     if not console.is_terminal:
@@ -66,7 +68,9 @@ def extend(
         disable_progress_bar()
     settings = ExtendSettings.parse({**plan, **budget, **proof, **files}, "extend")
     folder = out or default_folder(base, settings)
-    prepared = prepare(base, settings)
+    check_writable(folder)
+    with Progress(console).phase("reading the texts"):
+        prepared = prepare(base, settings)
     if dry_run:
         check_out(prepared, folder, resume=True)
         show_plan(prepared, Console(), json)

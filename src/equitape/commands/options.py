@@ -172,6 +172,8 @@ def one_sentence() -> Iterator[None]:
     """Report an invalid value as a usage error; a full disk, full memory or an unreadable file as one line."""
     try:
         yield
+    except (typer.Exit, typer.Abort, typer.BadParameter):
+        raise
     except Exception as error:
         if is_disk_full(error):
             sentence = "The disk is full; free some space, then run the command again."
