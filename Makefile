@@ -5,12 +5,15 @@ BIN := .venv/bin
 TORCH ?= torch==2.13.0
 OLDEST := .venv-oldest/bin
 OLDEST_TESTS ?= --quick $(QUICK)
+# for `make test-vllm`: the folder of the report
+VLLM := .venv-vllm/bin
+VLLM_REPORT ?= docs/results/vllm
 # for the inner loop: every hook of four encodings, the core against its oracles, a few training runs, the commands
 QUICK := tests/contract tests/encodings tests/model/test_llama.py tests/model/test_attention.py tests/kernels/test_rotary.py \
 	tests/runs tests/tasks/test_every_task.py tests/data/test_packing.py tests/training/test_run.py \
 	tests/pretrained/test_weights.py tests/test_settings.py tests/test_cli.py tests/test_saved_files.py tests/test_package.py
 
-.PHONY: demo test test-quick test-oldest coverage docs install lint format types unit clean
+.PHONY: demo test test-quick test-oldest test-vllm coverage docs install lint format types unit clean
 
 demo: install
 	$(BIN)/equitape demo
@@ -40,6 +43,12 @@ test-quick: install
 test-oldest: .venv-oldest/.installed
 	$(OLDEST)/python -m pytest -n 2 --dist worksteal $(OLDEST_TESTS)
 
+# vLLM on this machine's CPU against `generate`, about ten minutes; writes a report
+test-vllm: .venv-vllm/.installed
+	EQUITAPE_REPORT=$(VLLM_REPORT) $(VLLM)/python -m pytest tests/serving
+	$(VLLM)/python benchmarks/vllm_throughput.py $(VLLM_REPORT)
+	$(VLLM)/python benchmarks/vllm_report.py $(VLLM_REPORT)
+
 format: install
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -63,5 +72,12 @@ install: .venv/.installed
 	$(OLDEST)/python -m pip install --quiet --constraint constraints-oldest.txt --editable '.[dev]'
 	touch $@
 
+# every package by its exact version and without its requirements: vLLM names builds that no index has
+.venv-vllm/.installed: pyproject.toml constraints-vllm.txt
+	$(PYTHON) -m venv .venv-vllm
+	$(VLLM)/python -m pip install --quiet --no-deps --requirement constraints-vllm.txt
+	$(VLLM)/python -m pip install --quiet --no-deps --editable .
+	touch $@
+
 clean:
-	rm -rf .venv .venv-oldest .pytest_cache .ruff_cache .mypy_cache .hypothesis .coverage build src/*.egg-info
+	rm -rf .venv .venv-oldest .venv-vllm .pytest_cache .ruff_cache .mypy_cache .hypothesis .coverage build src/*.egg-info

@@ -17,7 +17,6 @@ __all__ = [
     "apply_rotary_backward",
     "fuses_token",
     "move_field",
-    "paged_attention",
     "reads_pages",
     "update_field",
     "update_token",
@@ -127,27 +126,11 @@ def move_field(field: Tensor, attended: Tensor, source: Tensor, target: Tensor) 
 
 
 def reads_pages(x: Tensor) -> bool:
-    """Whether to use `paged_attention` for tensors like this one."""
+    """Whether to use `triton_paged.paged_attention` for tensors like this one."""
     choice = _choice()
     if choice == "reference" or not _HAS_TRITON or x.dtype not in DTYPES:
         return False
     return x.is_cuda or (choice == "triton" and _interpreted())
-
-
-def paged_attention(
-    query: Tensor,
-    first: Tensor,
-    second: Tensor,
-    rows: Tensor,
-    ends: Tensor,
-    key_ends: Tensor,
-    widths: tuple[int, int],
-    scale: float,
-) -> Tensor:
-    """Attention over a paged cache (triton_paged.py)."""
-    from . import triton_paged
-
-    return triton_paged.paged_attention(query, first, second, rows, ends, key_ends, widths, scale)
 
 
 def apply_rotary_backward(

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..encodings import PositionalEncoding, Positions
-from ..kernels import paged_attention, reads_pages
+from ..kernels import reads_pages
 from ..nn.backends import HALF_PRECISION, varlen_attention
 from ..nn.core import AttentionMask
 from .configuration import EquitapeConfig
@@ -157,6 +157,9 @@ class PagedCache:
         return masks
 
     def _paged(self, kind: str, scaling: float) -> AttentionMask:
+        # Triton may be missing
+        from ..kernels.triton_paged import paged_attention
+
         ends, key_ends = self.ends.int(), self.key_ends[kind].int()
         group = self._group(self.layer_types.index(kind))
         # without anything to read, the keys are the new tokens

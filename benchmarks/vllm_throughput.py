@@ -1,0 +1,82 @@
+"""Tokens per second of vLLM on this machine's CPU: equitape models against a Llama of the same size.
+
+    .venv-vllm/bin/python benchmarks/vllm_throughput.py docs/results/vllm
+
+Sixteen requests with prompts of 64 tokens and answers of 64, float32, random weights, prompts in chunks of 256. The
+best of three passes, after one to warm up. Figures go to results.json in the folder.
+"""
+
+import json
+import os
+import random
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+
+import torch
+
+import vllm_engine as served
+
+SHAPE = {
+    "vocab_size": 4096,
+    "hidden_size": 256,
+    "intermediate_size": 768,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 256,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+REQUESTS, PROMPT, ANSWER, PASSES = 16, 64, 64, 3
+
+
+def save_model(kind, folder):
+    torch.manual_seed(0)
+    if kind == "Llama":
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        model = LlamaForCausalLM(LlamaConfig(**SHAPE))
+    else:
+        from equitape import EquitapeConfig, EquitapeForCausalLM
+
+        model = EquitapeForCausalLM(EquitapeConfig(**SHAPE, encoding=kind))
+    model.save_pretrained(folder)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def measure(folder):
+    """Seconds of the best pass."""
+    draw = random.Random(0)
+    seconds = []
+    with served.engine(folder, max_num_batched_tokens=256, max_num_seqs=REQUESTS, enable_prefix_caching=False) as llm:
+        for _ in range(PASSES + 1):
+            rows = [[draw.randrange(1, 4096) for _ in range(PROMPT)] for _ in range(REQUESTS)]
+            began = time.perf_counter()
+            served.answer(llm, rows, ANSWER)
+            seconds.append(time.perf_counter() - began)
+    return min(seconds[1:])
+
+
+def main(folder):
+    path = Path(folder) / "results.json"
+    rows = json.loads(path.read_text()) if path.exists() else {}
+    table = rows["throughput"] = {}
+    for kind in ("Llama", "rope", "tape", "tape2", "fox"):
+        with tempfile.TemporaryDirectory() as saved:
+            parameters = save_model(kind, saved)
+            seconds = measure(saved)
+        table[kind] = {"parameters": parameters, "tokens per second": REQUESTS * ANSWER / seconds}
+        print(kind, table[kind], flush=True)
+    for row in table.values():
+        row["of Llama"] = row["tokens per second"] / table["Llama"]["tokens per second"]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    main(sys.argv[1])

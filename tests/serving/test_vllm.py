@@ -1,0 +1,189 @@
+"""vLLM answers as `generate` does: every encoding it can serve, in chunks, with shared prefixes, over several ranks and
+over HTTP. Run by `make test-vllm`, in an environment of its own; EQUITAPE_REPORT names the folder of the report.
+"""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("vllm", reason="make test-vllm installs vLLM in an environment of its own")
+
+import vllm_engine as served
+from cases import CASES, gap
+
+REFUSED = ("t5", "fire", "cope", "rope-dynamic", "randpe-sampled")
+VARIANTS = {case: {"case": case} for case in CASES if case not in REFUSED} | {
+    "tape, heads of 64": {"case": "tape", "hidden_size": 256},
+    "tape2, heads of 64": {"case": "tape2", "hidden_size": 256},
+    "tape2, loops": {"case": "tape2", "num_loops": 2, "num_hidden_layers": 4},
+    "tape-clock, loops": {"case": "tape-clock", "num_loops": 2, "num_hidden_layers": 4},
+    "tape2, one sliding layer": {"case": "tape2", "sliding_window": 20, "sliding_layers": [1]},
+    "fox, sliding layers": {"case": "fox", "sliding_window": 20},
+    "tape, norms, biases, tied embeddings": {
+        "case": "tape",
+        "qk_norm": True,
+        "attention_bias": True,
+        "mlp_bias": True,
+        "tie_word_embeddings": True,
+    },
+    "tape-clock, norms, biases": {"case": "tape-clock", "qk_norm": True, "attention_bias": True},
+    "tape, as many key-value heads": {"case": "tape", "num_key_value_heads": 4},
+}
+TOLERANCE = 1e-4
+SECOND_TURN = [7, 8, 9]
+
+
+@pytest.fixture
+def record(request):
+    """Adds rows to the report's results.json; a later run replaces the rows that it measures again."""
+    folder = os.environ.get("EQUITAPE_REPORT")
+
+    def add(check, name, **figures):
+        if folder is None:
+            return
+        path = Path(folder) / "results.json"
+        rows = json.loads(path.read_text()) if path.exists() else {}
+        rows.setdefault(check, {})[name] = figures
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(rows, indent=1) + "\n")
+
+    return add
+
+
+def check_answers(model, rows, answers):
+    """Tokens equal those of `generate`; returns the largest difference of log-probabilities."""
+    worst = 0.0
+    for row, (tokens, found, _) in zip(rows, answers, strict=True):
+        assert tokens == served.greedy(model, row, len(tokens))
+        worst = max(worst, gap(found, served.forced(model, [*row, *tokens])[len(row) - 1 :]))
+    assert worst < TOLERANCE
+    return worst
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_answers(name, tmp_path, record):
+    model = served.save(**VARIANTS[name], folder=tmp_path)
+    rows = served.prompts()
+    with served.engine(tmp_path) as llm:
+        first = served.answer(llm, rows)
+        again = [[*row, *tokens, *SECOND_TURN] for row, (tokens, _, _) in zip(rows, first, strict=True)]
+        second = served.answer(llm, again)
+        # not in the cache yet
+        row = served.draw_tokens(1, 75, seed=99)[0].tolist()
+        found = served.force(llm, row)
+    greedy_gap = max(check_answers(model, rows, first), check_answers(model, again, second))
+    hits = [cached for _, _, cached in second]
+    assert [cached >= served.BLOCK for cached in hits] == [len(row) > served.BLOCK for row in again]
+    forced_gap = gap(found, served.forced(model, row))
+    assert forced_gap < TOLERANCE
+    figures = {"greedy": greedy_gap, "forced": forced_gap, "cached tokens": sum(hits)}
+    if name != "nope":
+        figures["switched off"] = gap(found, served.forced(served.switched_off(model), row))
+        assert figures["switched off"] > 100 * TOLERANCE
+    record("answers", name, **figures)
+
+
+@pytest.mark.parametrize("case", ["tape2", "tape-clock"])
+@pytest.mark.parametrize("layout", ["tensor_parallel_size", "pipeline_parallel_size"])
+def test_two_processes(case, layout, tmp_path, record):
+    model = served.save(case, tmp_path, num_hidden_layers=4)
+    rows = served.prompts()
+    with served.engine(tmp_path, distributed_executor_backend="mp", **{layout: 2}) as llm:
+        answers = served.answer(llm, rows)
+    record("two processes", f"{case}, {layout}", greedy=check_answers(model, rows, answers))
+
+
+def test_more_ranks_than_key_value_heads(tmp_path, record):
+    model = served.save("tape-clock", tmp_path, num_key_value_heads=1)
+    rows = served.prompts()
+    with served.engine(tmp_path, distributed_executor_backend="mp", tensor_parallel_size=2) as llm:
+        answers = served.answer(llm, rows)
+    record("two processes", "tape-clock, one key-value head", greedy=check_answers(model, rows, answers))
+
+
+@pytest.mark.parametrize("case", ["tape2", "tape-clock"])
+def test_compiled(case, tmp_path, record):
+    model = served.save(case, tmp_path)
+    rows = served.prompts()
+    with served.engine(tmp_path, enforce_eager=False) as llm:
+        answers = served.answer(llm, rows)
+    record("compiled", case, greedy=check_answers(model, rows, answers))
+
+
+def test_bfloat16_reads_running_sums_exactly(tmp_path, record):
+    """Log-probabilities of a gate and a clock differ from those of `generate` by no more than bfloat16's rounding of a
+    model without them.
+    """
+    gaps = {}
+    row = served.draw_tokens(1, 90, seed=5)[0].tolist()
+    for case in ("rope", "rope-clock"):
+        model = served.save(case, tmp_path / case)
+        with served.engine(tmp_path / case, dtype="bfloat16") as llm:
+            found = served.force(llm, row)
+        gaps[case] = (found - served.forced(model.to(torch.bfloat16), row).float()).abs().mean().item()
+    assert gaps["rope-clock"] < 2 * gaps["rope"] + 0.01
+    record("bfloat16", "mean difference", **gaps)
+
+
+def test_refusals_reach_the_user(tmp_path):
+    served.save("t5", tmp_path)
+    with pytest.raises(Exception, match="vLLM cannot serve encoding 't5'"), served.engine(tmp_path):
+        pass
+
+
+def post(port, **body):
+    data = json.dumps({"model": "tape2", "temperature": 0, "max_tokens": served.NEW, "return_token_ids": True, **body})
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/v1/completions", data.encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=120) as response:
+        return json.loads(response.read())["choices"][0]["token_ids"]
+
+
+def wait_for(port, process):
+    for _ in range(400):
+        assert process.poll() is None, "the server ended"
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
+                return
+        except OSError:
+            time.sleep(0.5)
+    raise AssertionError("the server did not start")
+
+
+def test_five_requests_over_http_at_once(tmp_path, record):
+    """`vllm serve FOLDER` and nothing else: the plugin is found by its entry point."""
+    from equitape.data.tokenizers import byte_tokenizer
+
+    model = served.save("tape2", tmp_path, vocab_size=258)
+    byte_tokenizer().save_pretrained(tmp_path)
+    rows = [*served.prompts(), [5, 6]]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [
+        str(Path(sys.executable).parent / "vllm"), "serve", str(tmp_path), "--port", str(port), "--dtype", "float32",
+        "--enforce-eager", "--served-model-name", "tape2", "--max-num-batched-tokens", str(served.CHUNK),
+        "--max-num-seqs", "8", "--block-size", str(served.BLOCK),
+    ]  # fmt: skip
+    settings = {**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+    with open(tmp_path / "server.log", "w") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=settings)
+        try:
+            wait_for(port, process)
+            with ThreadPoolExecutor(5) as pool:
+                found = list(pool.map(lambda row: post(port, prompt=row, ignore_eos=True), rows))
+        finally:
+            process.terminate()
+            process.wait(60)
+    assert found == [served.greedy(model, row) for row in rows]
+    record("HTTP", "tape2", requests=len(rows))
