@@ -163,3 +163,12 @@ def test_training_drops_the_mask_over_padding_on_the_right(case):
         return [part[: len(row)] for part, row in zip(output, rows, strict=True)]
 
     assert_same(results(model, rows, padded), expected)
+
+
+def test_an_exported_model_follows_the_mask_as_the_model_does():
+    """Also at padding: an export cannot read the mask, and keeps it."""
+    model, tokens = build("tape"), draw_tokens(2, 6)
+    inputs = {"input_ids": tokens, "attention_mask": torch.tensor([[1] * 6, [1] * 2 + [0] * 4]), "use_cache": False}
+    with torch.no_grad():
+        exported = torch.export.export(model, (), inputs, strict=False).module()
+        assert gap(exported(**inputs).logits, model(**inputs).logits) < 1e-12

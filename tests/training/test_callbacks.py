@@ -104,6 +104,23 @@ def test_a_budget_in_minutes_ends_the_run_and_its_schedule(clock, tmp_path):
     assert rates[-1] < 0.2 * max(rates)
 
 
+@pytest.mark.parametrize(("saving", "expected"), [(0, [20, 40, 60]), (9, [20, 60])])
+def test_a_checkpoint_per_minute_unless_saving_is_slow(saving, expected, clock, tmp_path, monkeypatch):
+    """An interruption loses a minute, in a run with a budget in minutes too; here every step takes three seconds."""
+    model, saved, publish = small_model(), [], checkpoints.publish
+    model.register_forward_pre_hook(lambda module, inputs: setattr(clock, "now", clock.now + 3 * module.training))
+
+    def save(partial, *arguments):
+        saved.append(checkpoints.step_of(partial))
+        clock.now += saving
+        publish(partial, *arguments)
+
+    monkeypatch.setattr(checkpoints, "publish", save)
+    given = settings(steps=None, minutes=3.0, save_steps=None)
+    fit(model, numbered(), given, tmp_path, collate=partial(pad_right, pad_token_id=0))
+    assert saved == expected
+
+
 def test_speed_counts_each_token_once(tmp_path):
     meter = Meter()
     keeper = keeper_of(meter, tmp_path)

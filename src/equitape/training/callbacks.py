@@ -20,6 +20,9 @@ from .log import StepLog
 from .settings import TrainSettings
 
 Evaluate = Callable[[Any, int], dict[str, float]]
+SECONDS_BETWEEN_CHECKPOINTS = 60
+LEAST_RATIO = 20
+"""Between checkpoints that are due by the clock, at least this many times as long as the last one took."""
 
 
 @dataclass
@@ -72,6 +75,8 @@ class Bookkeeper(TrainerCallback):
         self._rate = 0.0
         self._mark = 0.0
         self._window: float | None = None
+        self._saved = 0.0
+        self._saving_seconds = 0.0
         self.began = False
         """Whether training began, with everything read from the checkpoint."""
 
@@ -92,7 +97,7 @@ class Bookkeeper(TrainerCallback):
         reset_peak()
         if self.processes.is_main_process:
             self.board = open_tensorboard(self.run_dir, state.global_step)
-        self._mark = time.perf_counter()
+        self._mark = self._saved = time.perf_counter()
 
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -109,6 +114,7 @@ class Bookkeeper(TrainerCallback):
         self.phase.update(step if self.settings.minutes is None else self.meter.seconds)
         if self.settings.minutes is not None and self.share_of_time() >= 1:
             control.should_training_stop = control.should_save = True
+        control.should_save = control.should_save or self._is_saving_due()
         every = self.settings.eval_steps
         evaluates = self.evaluate is not None and every is not None and step % every == 0
         reads = (
@@ -133,7 +139,16 @@ class Bookkeeper(TrainerCallback):
             partial = Path(args.output_dir) / f"checkpoint-{state.global_step}"
             checkpoints.publish(partial, self.run_dir, asdict(self.meter), self.settings.save_total_limit)
         self.processes.wait_for_everyone()
-        self._mark = time.perf_counter()
+        now = time.perf_counter()
+        self._saving_seconds = now - self._mark
+        self._mark = self._saved = now
+
+    def _is_saving_due(self) -> bool:
+        """Whether the clock asks for a checkpoint. Clocks of several processes disagree."""
+        if self.settings.save_steps is not None or self.processes.num_processes > 1:
+            return False
+        wait = max(SECONDS_BETWEEN_CHECKPOINTS, LEAST_RATIO * self._saving_seconds)
+        return time.perf_counter() - self._saved >= wait
 
     def _count_time(self) -> None:
         now = time.perf_counter()

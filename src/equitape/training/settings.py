@@ -85,7 +85,8 @@ class TrainSettings(Settings):
     eval_steps: Count | None = None
     """Steps between evaluations during training. Default: none during training."""
     save_steps: Count | None = None
-    """Steps between checkpoints. Default: a tenth of the budget, at least 50."""
+    """Steps between checkpoints. Default: a tenth of the budget, at least 50; with one process also once per minute,
+    unless saving takes more than a twentieth of the time."""
     save_total_limit: Count = 2
     """Number of newest checkpoints to keep."""
 
