@@ -44,6 +44,15 @@ def test_two_processes_with_shards_fine_tune_as_one(room, tmp_path):
         assert one["perplexity_after"] == pytest.approx(other["perplexity_after"], rel=1e-5)
 
 
+@pytest.mark.skipif(not LONG, reason="the same code trains from scratch in tests/training")
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
+def test_two_processes_share_rows(room, tmp_path):
+    options = {"steps": STEPS, "row_length": 32, "whole_rows": True}
+    run(room, tmp_path / "alone", "tape+lora", **options)
+    run_processes(2, partial(run, room, tmp_path / "split", "tape+lora", **options), sharded=True, parts=2)
+    assert steps_of(tmp_path / "split") == pytest.approx(steps_of(tmp_path / "alone"), rel=1e-5)
+
+
 def keep_checkpoints(room, out, options):
     """In each process: a run that looks as if it was killed after its last checkpoint."""
     finetuning = importlib.import_module("equitape.adapt.finetune")

@@ -168,7 +168,7 @@ def test_what_cannot_be_split_is_refused():
 
 
 def show_engine_error():
-    """In each process: torch's own context parallelism has no kernel on the CPU."""
+    """In each process: torch's own context parallelism has no kernel on the CPU, and our models refuse it."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.experimental import context_parallel as torch_context_parallel
 
@@ -179,6 +179,13 @@ def show_engine_error():
         pytest.raises((NotImplementedError, RuntimeError)),
     ):
         torch.nn.functional.scaled_dot_product_attention(query, query, query, is_causal=True)
+    model, tokens = build("rope"), tokens_of()
+    with (
+        torch_context_parallel(mesh, buffers=[tokens], buffer_seq_dims=[1]),
+        pytest.raises(ValueError, match="Rows are split by torch's context_parallel"),
+    ):
+        model(tokens)
+    model(tokens)
 
 
 def test_torchs_own_switch_has_no_kernel_on_the_cpu():

@@ -1,5 +1,6 @@
 """Two processes train as one does."""
 
+import os
 import shutil
 import socket
 import subprocess
@@ -57,6 +58,15 @@ def test_two_processes_resume(sharded, alone, tmp_path):
     assert checkpoints.step_of(checkpoints.newest(tmp_path)) == 10
     run_two(tmp_path, sharded, resume=True, **OPTIONS)
     assert (tmp_path / "log.jsonl").read_bytes() == log
+
+
+@pytest.mark.skipif(not os.environ.get("EQUITAPE_LONG_TESTS"), reason="starts four processes")
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
+def test_four_shards_continue_what_two_began(alone, tmp_path):
+    run_two(tmp_path, True, **OPTIONS)
+    shutil.rmtree(tmp_path / "checkpoints" / "checkpoint-12")
+    run_processes(4, partial(run, tmp_path, resume=True, **OPTIONS), sharded=True)
+    assert losses(tmp_path) == pytest.approx(losses(alone), rel=1e-5)
 
 
 def test_batch_that_cannot_be_split_is_refused(tmp_path, monkeypatch):

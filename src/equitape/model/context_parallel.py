@@ -1,16 +1,17 @@
 """Context parallelism: each process holds a part of every row (docs/how-to/several-gpus.md)."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..encodings import PositionalEncoding, Positions
 from ..encodings.positions import sequence_extent
 from ..encodings.shards import Shards
 from ..nn.core import AttentionMask, PlainAttention
-from ..nn.ring import ring_attention
+from ..nn.ring import ENGINE, ring_attention
 from .configuration import EquitapeConfig
 
 if TYPE_CHECKING:
@@ -51,6 +52,16 @@ def check_model(config: EquitapeConfig, encoding: PositionalEncoding) -> None:
         refusal = f"ring attention replaces 'sdpa', and the model uses {config._attn_implementation!r}"
     if refusal is not None:
         raise ValueError(f"Rows of this model cannot be split over processes: {refusal}.")
+
+
+def refuse_torchs_split() -> None:
+    """Raise ValueError inside torch's own context_parallel, where the model would not know which tokens it gets."""
+    engine = sys.modules.get(ENGINE)
+    if engine is not None and nn.functional.scaled_dot_product_attention in engine._replaced_functions:
+        raise ValueError(
+            "Rows are split by torch's context_parallel, and this model does not know how; call it inside "
+            "equitape.model.context_parallel.context_parallel(model, group), or train with equitape."
+        )
 
 
 def check_call(attention_mask: Any, segment_ids: Tensor | None, past: Any, restricted: bool) -> None:

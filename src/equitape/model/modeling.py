@@ -28,7 +28,7 @@ from . import checks
 from .attention import EquitapeAttention
 from .block import EquitapeDecoderLayer
 from .configuration import EquitapeConfig
-from .context_parallel import check_call, place, ring_mask
+from .context_parallel import check_call, place, refuse_torchs_split, ring_mask
 from .masks import AttentionHook, build_masks, build_positions
 from .old_files import accept_scalars
 from .paged import PagedCache, PagedModel
@@ -184,6 +184,8 @@ class EquitapeModel(EquitapePreTrainedModel):
             positions = place(self.encoding, x, position_ids, position_jumps, self.shards)
             masks = {"full_attention": ring_mask(self.shards, scaling)}
         else:
+            if not torch.compiler.is_compiling():
+                refuse_torchs_split()
             checks.check_mask(attention_mask, x, past_key_values, segment_ids is not None)
             checks.check_cache(self.encoding, past_key_values)
             checks.check_cache_width(self.encoding, past_key_values)

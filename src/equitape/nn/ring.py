@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..encodings.shards import Shards
 
+ENGINE = "torch.distributed.tensor.experimental._context_parallel._attention"
 SEQUENCE = 2
 """The axis of tokens."""
 
@@ -22,7 +23,7 @@ SEQUENCE = 2
 @cache
 def load_engine() -> Any:
     """torch's ring attention, which takes half a second to import."""
-    return import_module("torch.distributed.tensor.experimental._context_parallel._attention")
+    return import_module(ENGINE)
 
 
 class _Mesh(NamedTuple):
