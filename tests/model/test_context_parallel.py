@@ -12,7 +12,8 @@ from equitape.model.context_parallel import context_parallel
 from processes import run_processes
 
 LENGTH = 48
-SLACK = 5e-6
+SLACK, FEW = 1e-6, 1e-4
+"""Relative errors of gradients that are always allowed, and for tensors of at most 16 numbers in all layers."""
 CASES = {2: ["rope", "tape", "tape-clock"], 4: ["tape2"]}
 STEPS = {2: 20, 4: 5}
 """By number of processes."""
@@ -20,6 +21,8 @@ if os.environ.get("EQUITAPE_LONG_TESTS"):
     every = ["nope", "learned", "sinusoidal", "xpos", "alibi", "fox", "rope", "rope-learned", "rope-clock", "tape"]
     every += ["tape-options", "tape-inside", "tape-clock", "tape2", "tensor_tape"]
     CASES, STEPS = dict.fromkeys(CASES, every), dict.fromkeys(STEPS, 20)
+GATED = ("fox", "rope-clock", "tape-clock", "tape-inside")
+"""Forget gates add to scores along the row, and parts of the row are merged by float32 sums of these scores."""
 BOUNDED = ("learned", "nope")
 """Encodings without ids beyond the row."""
 
@@ -115,12 +118,14 @@ def test_logits_and_gradients_are_those_of_one_process(results):
         assert gap(logits, plain[0]) < 1e-5 * plain[0].abs().max().item(), case
         assert gap(logits, exact[0]) <= 2 * gap(plain[0], exact[0]), case
         assert loss.item() == pytest.approx(exact[1].item(), rel=1e-6), case
-        # the twice-rule, for the tensors of all layers together: of a few numbers, plain ones may be right by chance
+        # the twice-rule, for the tensors of all layers together: a few numbers of one process may be right by chance
         assert grads.keys() == exact[2].keys()
+        times = 4 if case in GATED else 2
         found, expected, usual = (by_kind(each) for each in (grads, exact[2], plain[2]))
         for name, truth in expected.items():
             error, plain_error = (found[name] - truth).norm(), (usual[name] - truth).norm()
-            assert error <= 2 * plain_error + SLACK * truth.norm(), f"{case}, {name}: {error}, alone {plain_error}"
+            slack = (SLACK if truth.numel() > 16 else FEW) * truth.norm()
+            assert error <= times * plain_error + slack, f"{case}, {name}: {error}, alone {plain_error}"
 
 
 def test_losses_are_those_of_one_process(results):
