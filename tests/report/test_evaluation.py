@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from equitape.report.evaluation import contexts_note, notes_of, write_evaluation
+from equitape.report.evaluation import contexts_note, notes_of, short_table, write_evaluation
 from equitape.report.evaluation_plots import MOST_ROWS, evaluation_plots
 from equitape.report.numbers import number
 from equitape.report.style import HATCHES, series_styles
@@ -132,3 +132,15 @@ def test_page_holds_everything(tmp_path):
     assert page.count("<svg") == 1
     assert "http" not in page.replace("http://www.w3.org", "")
     assert (tmp_path / "bars-b.png").exists()
+
+
+def test_changes_from_many_models_need_no_columns():
+    reports = {name: make(short={"score_8": value}) for name, value in zip("abcd", (1.0, 2.0, 4.0, None), strict=True)}
+    table = short_table(reports)
+    assert table.columns == ["metric", "a", "b", "c", "d"]
+    assert [cell.detail for cell in table.rows[0]] == ["", "", "-1", "-3", "-"]
+    assert table.notes == ["Below each value: the change from it to a."]
+    few = short_table({name: reports[name] for name in "abc"})
+    assert few.columns == ["metric", "a", "b", "c", "change from b", "change from c"]
+    assert [cell.text for cell in few.rows[0][4:]] == ["-1", "-3"]
+    assert not few.notes

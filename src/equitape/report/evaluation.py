@@ -16,6 +16,8 @@ from .pages import render, write_plots
 from .tables import Cell, Table
 
 PAGE, MARKDOWN = "report.html", "report.md"
+MOST_COLUMNS_OF_CHANGES = 2
+"""More would be wider than a page."""
 
 
 def report_folder(folder: Path | str, beside: dict[str, Path] | None = None) -> None:
@@ -100,24 +102,33 @@ def figures_table(reports: Reports) -> Table:
 
 
 def short_table(reports: Reports) -> Table:
-    """Quality at short lengths, which context extension must preserve, and its change from each other model."""
+    """Quality at short lengths, which context extension must preserve, and its change from the other models.
+
+    Changes have a column each, or are below the values if there are many other models.
+    """
     first = next(iter(reports.values()))
     others = list(reports)[1:]
+    apart = len(others) <= MOST_COLUMNS_OF_CHANGES
     rows = []
     for name, value in first.short.items():
-        row = [
-            Cell(text=metric_title(first, name)),
-            *(Cell(text=with_unit(one.short.get(name), first.metric(name).unit)) for one in reports.values()),
+        values = {model: one.short.get(name) for model, one in reports.items()}
+        changes = {
+            model: "-" if value is None or before is None else f"{value - before:+.4g}"
+            for model, before in list(values.items())[1:]
+        }
+        cells = [
+            Cell(text=with_unit(found, first.metric(name).unit), detail="" if apart else changes.get(model, ""))
+            for model, found in values.items()
         ]
-        for other in others:
-            before = reports[other].short.get(name)
-            row.append(Cell(text="-" if value is None or before is None else f"{value - before:+.4g}"))
-        rows.append(row)
+        if apart:
+            cells += [Cell(text=change) for change in changes.values()]
+        rows.append([Cell(text=metric_title(first, name)), *cells])
+    notes = [] if apart else [f"Below each value: the change from it to {next(iter(reports))}."]
     return Table(
         title="At short lengths",
-        columns=["metric", *reports, *(f"change from {name}" for name in others)],
+        columns=["metric", *reports, *(f"change from {name}" for name in others if apart)],
         rows=rows,
-        notes=[] if rows else ["Nothing was measured at a short length."],
+        notes=notes if rows else ["Nothing was measured at a short length."],
     )
 
 
