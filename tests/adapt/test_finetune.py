@@ -424,10 +424,13 @@ def test_wrong_options(room, tmp_path, options, message):
 
 def test_a_folder_that_holds_something_is_left_alone(room, tmp_path):
     (tmp_path / "config.json").write_text("{}")
-    for out in (tmp_path, tmp_path / "config.json"):
+    for out, words in (
+        (tmp_path, "is not an empty folder; choose a new folder"),
+        (tmp_path / "config.json", "is a file; choose a directory"),
+    ):
         result = call(room / "base", "--method", "tape", "--out", out)
         assert result.exit_code == 2
-        assert "is not an empty folder; choose a new folder" in " ".join(result.output.replace("│", " ").split())
+        assert words in " ".join(result.output.replace("│", " ").split())
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
     assert (tmp_path / "config.json").read_text() == "{}"
 

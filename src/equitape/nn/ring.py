@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..encodings.shards import Shards
+from .backends import HALF_PRECISION
 
 ENGINE = "torch.distributed.tensor.experimental._context_parallel._attention"
 SEQUENCE = 2
@@ -41,6 +42,8 @@ def ring_attention(shards: Shards, scaling: float, query: Tensor, key: Tensor, v
     query: [B, H, N, W]; key: [B, G, N, W]; value: [B, G, N, E]. Kernels take values as wide as keys, so a wider one
     goes around the ring in parts.
     """
+    if query.is_cuda and query.dtype not in HALF_PRECISION:
+        raise ValueError(f"Ring attention on CUDA needs bfloat16 or float16, not {query.dtype}; use precision bf16.")
     ratio = query.shape[1] // key.shape[1]
     if query.is_cuda and ratio > 1:
         # the flash kernel has no grouped heads
