@@ -1,6 +1,7 @@
 """The documentation is true: its Python runs, its links lead somewhere, its tables agree with the code."""
 
 import ast
+import dataclasses
 import re
 from pathlib import Path
 
@@ -122,11 +123,22 @@ def test_the_support_matrix_says_what_encodings_declare():
             "cache": encoding.cache_refusal is None,
             "dense bias": encoding.adds_bias,
             "shift invariant": encoding.shift_invariant,
+            "both directions": not encoding.needs_causal,
+            "several axes": takes_axes(kind, geometry),
         }
         assert {name: row[name] for name in declared} == {
             name: "yes" if is_so else "no" for name, is_so in declared.items()
         }
         assert row["fused attention"] == ", ".join(fused), kind
+
+
+def takes_axes(kind, geometry):
+    """Whether the encoding can be built for ids of two axes."""
+    try:
+        build_encoding({"kind": kind}, dataclasses.replace(geometry, num_axes=2))
+    except ValueError:
+        return False
+    return True
 
 
 def test_the_support_matrix_says_what_can_be_adapted(tmp_path):

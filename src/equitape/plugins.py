@@ -8,6 +8,7 @@ import os
 import sys
 from importlib import import_module, metadata, util
 from pathlib import Path
+from types import ModuleType
 
 VARIABLE = "EQUITAPE_IMPORT"
 GROUP = "equitape.plugins"
@@ -56,7 +57,7 @@ def _load(name: str, what: str, entry: metadata.EntryPoint | None = None) -> Non
         if entry is not None:
             entry.load()
         elif _is_file(name):
-            _import_file(Path(name))
+            import_file(Path(name))
         else:
             import_module(name)
     except Exception as error:
@@ -76,10 +77,12 @@ def _can_be_imported(name: str) -> bool:
         return False
 
 
-def _import_file(path: Path) -> None:
+def import_file(path: Path) -> ModuleType:
+    """Import a Python file under a name of its own."""
     # use a different module name: a file may be called random.py
     name = f"{VARIABLE.lower()}_{path.stem}"
     spec = util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = sys.modules[name] = util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    return module

@@ -7,12 +7,14 @@ import io
 import json
 import os
 import weakref
+from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 from rich.console import Console
+from torch.utils._python_dispatch import TorchDispatchMode
 from typer.testing import CliRunner
 
 import equitape.encodings.tape as tape
@@ -79,6 +81,51 @@ def test_paper_layout_is_our_layer_computed_another_way(name, kv_heads):
     assert ("gradient of the state" in ours) == name.endswith("backward")
     for key in ours:
         assert agreement.distance(theirs[key], ours[key]) < 1e-12, key
+
+
+@pytest.mark.parametrize("kind", ["rope", "tape"])
+@pytest.mark.parametrize("name", ["attention", "attention+backward"])
+def test_a_standalone_layer_is_the_decoder_s_layer(kind, name):
+    case = make_case(name, kind, dtype=torch.float64)
+    decoder = build(case, Variant(dtype=torch.float64)).outputs()
+    alone = build(replace(case, encoding=f"{kind}-nn"), Variant(dtype=torch.float64)).outputs()
+    assert set(alone) == set(decoder)
+    for key in alone:
+        assert agreement.distance(alone[key], decoder[key]) == 0, key
+
+
+class CountedOperations(TorchDispatchMode):
+    """Counts what PyTorch is asked to compute."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = Counter()
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        self.found[str(function)] += 1
+        return function(*arguments, **(keywords or {}))
+
+
+@pytest.mark.parametrize("kind", ["rope", "tape"])
+@pytest.mark.parametrize("name", ["attention", "attention+backward"])
+def test_a_standalone_layer_asks_for_the_operations_of_the_decoder_s(kind, name):
+    counts = []
+    for encoding in (kind, f"{kind}-nn"):
+        prepared = build(make_case(name, encoding), Variant(dtype=torch.float32))
+        with CountedOperations() as counted:
+            prepared.call(0)
+        counts.append(counted.found)
+    assert counts[0].total() > 20
+    assert counts[0] == counts[1]
+
+
+def test_standalone_layers_are_measured_as_attention_only():
+    rows = run_quietly(quick(workloads=("attention", "core"), encodings=("tape-nn",)))
+    assert {(row.workload, row.status) for row in rows} == {("attention", "ok"), ("attention+backward", "ok")}
+    with pytest.raises(
+        ValueError, match="'tape-nn' is a part of a layer, not a model; measure it with workload attention"
+    ):
+        quick(workloads=("train",), encodings=("tape-nn",))
 
 
 def test_parts_agree_between_implementations_and_differ_between_encodings():

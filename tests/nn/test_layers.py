@@ -3,9 +3,10 @@
 import pytest
 import torch
 from torch.nn.attention.flex_attention import create_block_mask
-from transformers import DynamicCache
+from torch.utils.checkpoint import checkpoint
+from transformers import DynamicCache, StaticCache
 
-from cases import build, draw_tokens, gap, randomise
+from cases import build, draw_tokens, gap, randomise, tiny_config
 from equitape.nn import Attention, PositionalLayer, RotaryAttention, TapeAttention, make_encoding
 
 SIZES = {"num_kv_heads": 2}
@@ -91,7 +92,7 @@ def test_gradients_are_the_decoder_s():
             assert gap(a, b.grad) < 1e-9 * float(b.grad.abs().max())
 
 
-@pytest.mark.parametrize("kind", ["tuple", "Cache"])
+@pytest.mark.parametrize("kind", ["tuple", "dynamic", "static"])
 @pytest.mark.parametrize("case", ["rope", "tape", "xpos", "alibi", "fire"])
 def test_cached_calls_equal_one_call(kind, case):
     encoding = make_encoding(case, 32, 4, 2, **SIZES)
@@ -100,7 +101,12 @@ def test_cached_calls_equal_one_call(kind, case):
     full, state = x, None
     for own in layers:
         full, state = own(full, state)
-    caches = [(), ()] if kind == "tuple" else DynamicCache()
+    config = tiny_config(case, num_hidden_layers=2)
+    caches = {
+        "tuple": [(), ()],
+        "dynamic": DynamicCache(),
+        "static": StaticCache(config=config, max_cache_len=12),
+    }[kind]
     parts, start = [], 0
     for size in (4, 1, 3, 1):
         y, state = x[:, start : start + size], None
@@ -285,10 +291,27 @@ def test_the_last_layer_has_no_update():
     assert list(last.encoding.parameters()) == []
 
 
-@pytest.mark.parametrize("fullgraph", [True])
-def test_compiled_layers_agree(fullgraph):
+def test_checkpointed_layers_have_the_same_gradients():
+    layers, x = [layer(seed=index, layer=index) for index in range(2)], draw(2, 7, 32)
+
+    def gradients(run):
+        y, state = x, None
+        for own in layers:
+            y, state = run(own, y, state)
+        (y.square().sum() + state.square().sum()).backward()
+        found = [weight.grad for own in layers for weight in own.parameters()]
+        for own in layers:
+            own.zero_grad()
+        return found
+
+    kept = gradients(lambda own, y, state: checkpoint(own, y, state, use_reentrant=False))
+    for ours, theirs in zip(kept, gradients(lambda own, y, state: own(y, state)), strict=True):
+        assert gap(ours, theirs) < 1e-12 * float(theirs.abs().max())
+
+
+def test_compiled_layers_agree():
     attention, x = layer().float(), draw(2, 8, 32).float()
-    step = torch.compile(attention, fullgraph=fullgraph, backend="aot_eager")
+    step = torch.compile(attention, fullgraph=True, backend="aot_eager")
     for ours, theirs in zip(step(x), attention(x), strict=True):
         assert gap(ours, theirs) < 1e-5
 

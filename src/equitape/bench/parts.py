@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..model.attention import EquitapeAttention
 from ..model.block import EquitapeDecoderLayer
 from ..model.masks import build_masks, build_positions
 from ..model.modeling import EquitapeModel
+from ..nn import Attention
+from ..nn.core import AttentionCore
 from .shapes import Shape
 
 
@@ -41,7 +42,7 @@ class AttentionPart(nn.Module):
         block = model.layers[0]
         assert isinstance(block, EquitapeDecoderLayer)
         self.config = config
-        self.attention: EquitapeAttention = block.self_attn
+        self.attention: AttentionCore = block.self_attn
         self.encoding = model.encoding
         self.updates = any(model.encoding.value_columns)
         self.scaling = shape.head_dim**-0.5 * model.encoding.score_scale
@@ -86,3 +87,32 @@ class AttentionPart(nn.Module):
         updated = self.attention.encoding("update", state, attended_state, attended, attended)
         assert updated is not None
         return attended, updated
+
+
+class StandalonePart(AttentionPart):
+    """The same layer as a module of equitape.nn, with the same weights and the features of a decoder block."""
+
+    def __init__(self, shape: Shape, encoding: str | dict[str, Any], attention: str, length: int, projections: bool):
+        super().__init__(shape, encoding, attention, length, projections)
+        # without weights, so that it draws no random numbers
+        with torch.device("meta"):
+            own = Attention(
+                shape.hidden_size,
+                shape.num_heads,
+                self.encoding,
+                num_kv_heads=shape.num_kv_heads,
+                head_dim=shape.head_dim,
+                implementation=attention,
+            )
+        own.load_state_dict(self.attention.state_dict(), assign=True)
+        self.attention = own
+
+    def forward(self, hidden: Tensor, state: Tensor | None) -> tuple[Tensor, ...]:
+        kept: list[Tensor] = []
+
+        def features(output: Tensor) -> Tensor:
+            kept.append(self.finish(hidden, output))
+            return kept[0]
+
+        _, updated = self.attention(hidden, state, positions=self.positions, features=features)
+        return (kept[0], updated) if self.updates else (kept[0],)

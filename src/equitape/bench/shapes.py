@@ -114,9 +114,9 @@ class BenchSettings(Settings):
     Default: all."""
     encodings: tuple[str, ...] | None = None
     """Encoding, with options after it: 'tape layers=[0]'. Or one of: tape-paper, TAPE in the paper's layout, for
-    attention and core; llama, transformers' model, for train, prefill and decode; fla-rope, fla-fox, fla-path, layers
-    of flash-linear-attention, for attention. Among the options, compile=false measures it uncompiled. Default: eight
-    encodings."""
+    attention and core; tape-nn and rope-nn, layers of equitape.nn, for attention; llama, transformers' model, for
+    train, prefill and decode; fla-rope, fla-fox, fla-path, layers of flash-linear-attention, for attention. Among the
+    options, compile=false measures it uncompiled. Default: eight encodings."""
     lengths: tuple[Annotated[int, Ge(2)], ...] | None = None
     """Tokens per sequence. Default: 1024 on CUDA, 128 on the CPU."""
     cache_lengths: tuple[Annotated[int, Ge(2)], ...] | None = None

@@ -17,6 +17,8 @@ LLAMA = "llama"
 """transformers' own Llama, with the weights of our RoPE model."""
 FLA = {"fla-rope": "Attention", "fla-fox": "ForgettingAttention", "fla-path": "PaTHAttention"}
 """Attention layers of flash-linear-attention by name."""
+STANDALONE = {"rope-nn": "rope", "tape-nn": "tape"}
+"""Attention layers of equitape.nn by name, and the encodings they have."""
 PARTS = ("attention", "core")
 """Workloads that are a part of one layer."""
 MODELS = ("train", "prefill", "decode")
@@ -35,26 +37,26 @@ class Subject:
     @property
     def workloads(self) -> tuple[str, ...]:
         """The workloads it can be measured by."""
-        if self.kind in FLA:
+        if self.kind in FLA or self.kind in STANDALONE:
             return ("attention",)
         return {PAPER: PARTS, LLAMA: MODELS}.get(self.kind, (*PARTS, *MODELS))
 
     @property
     def is_encoding(self) -> bool:
         """Whether it is an encoding of this package in its own layout."""
-        return self.kind != PAPER and self.kind != LLAMA and self.kind not in FLA
+        return self.kind not in (PAPER, LLAMA, *FLA, *STANDALONE)
 
     @property
     def encoding(self) -> dict[str, Any]:
         """The encoding of the model whose outputs it must have."""
-        kind = {PAPER: "tape", LLAMA: "rope"}.get(self.kind, self.kind)
+        kind = {PAPER: "tape", LLAMA: "rope", **STANDALONE}.get(self.kind, self.kind)
         return {"kind": kind, **self.options}
 
     def check(self, shape: "Shape", workloads: tuple[str, ...]) -> None:
         """Raise ValueError if it cannot be measured here."""
         from ..encodings import ENCODINGS
 
-        known = {*ENCODINGS, PAPER, LLAMA, *FLA}
+        known = {*ENCODINGS, PAPER, LLAMA, *FLA, *STANDALONE}
         if self.kind not in known:
             raise ValueError(f"Unknown encoding {self.kind!r}.{describe_choices(self.kind, known)}")
         chosen = [workload for workload in workloads if workload in self.workloads]

@@ -13,9 +13,9 @@ from ..encodings import LayerEncoding
 from ..model import EquitapeForCausalLM
 from .others import FlaPart, as_llama
 from .paper_layout import PaperLayout, join_gradient, join_state, split_state
-from .parts import AttentionPart
+from .parts import AttentionPart, StandalonePart
 from .shapes import Shape
-from .subjects import FLA, LLAMA, PAPER, PARTS, Subject, parse_subject
+from .subjects import FLA, LLAMA, PAPER, PARTS, STANDALONE, Subject, parse_subject
 
 BACKWARD = "+backward"
 MEASURES = {
@@ -134,13 +134,16 @@ def _part(case: Case, variant: Variant, projections: bool) -> PreparedRun:
     subject = case.subject
     # the reference of the paper's layout is our TAPE
     in_layout = subject.kind == PAPER and variant.attention != "eager"
+    # the reference of a standalone layer is the decoder's
+    standalone = subject.kind in STANDALONE and variant.attention != "eager"
     backward = case.measure.endswith(BACKWARD)
     torch.manual_seed(case.seed)
     part: AttentionPart | FlaPart
     if subject.kind in FLA:
         part = FlaPart(case.shape, subject.kind, plain=variant.attention == "eager")
     else:
-        part = AttentionPart(case.shape, subject.encoding, variant.attention, case.length, projections)
+        make = StandalonePart if standalone else AttentionPart
+        part = make(case.shape, subject.encoding, variant.attention, case.length, projections)
     _cast(part, case, variant)
     torch.manual_seed(case.seed + 1)
     hiddens = [_draw(case, variant, case.batch, case.length, part.input_size) for _ in range(case.input_sets)]

@@ -7,7 +7,7 @@ from rich.console import Console
 
 
 def check(
-    model: Annotated[str, typer.Argument(help="Folder of a model, run or adapter.")],
+    model: Annotated[str, typer.Argument(help="Folder of a model, run or adapter, or FILE.py:NAME of a module.")],
     base: Annotated[str | None, typer.Option(help="The pretrained model under an adapter.")] = None,
     dtype: Annotated[
         str, typer.Option(help="float64, or float32 if the model is too large; float32 rounding hides small errors.")
@@ -18,9 +18,11 @@ def check(
 ) -> None:
     """Check that a model is invariant to shifts, causal, and consistent with cache and padding.
 
-    The exit code is 1 if a check fails. Properties that the encoding does not claim are not counted.
+    The exit code is 1 if a check fails. Properties that the encoding does not claim are not counted. A module built
+    from equitape.nn is given as FILE.py:NAME: the module, or a function that returns it.
     """
     from ..inspect.certificate import certify
+    from ..inspect.load import load_module, names_module
     from ..pretrained.loading import load_model
     from ..report.inspection_text import certificate_json, print_certificate
     from ..runs.progress import Progress
@@ -29,7 +31,8 @@ def check(
         raise ValueError(f"dtype is {dtype!r}; it must be float64 or float32.")
     progress = Progress(Console(stderr=True))
     with progress.phase("loading the model"):
-        loaded = load_model(model, dtype, base, as_ours=False)
+        is_module = names_module(model)
+        loaded = load_module(model, dtype) if is_module else load_model(model, dtype, base, as_ours=False)
     with progress.phase("checking"):
         certificate = certify(loaded, tokens, seed)
     if json:

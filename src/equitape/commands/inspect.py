@@ -43,11 +43,18 @@ class InspectOptions(Settings):
     """float32, float64 or bfloat16."""
 
     def __post_init__(self) -> None:
-        if (self.text is None) == (self.ids is None):
-            given = "neither is given" if self.text is None else "both are given"
-            raise ValueError(f"Give the input with either --text or --ids; {given}.")
         check_writable(self.out)
         self.window()
+
+    def check_input(self, is_module: bool) -> None:
+        """Require one input for a model, none for a module, which draws its own."""
+        if is_module:
+            given = [name for name in ("text", "ids", "tokenizer", "base", "also") if getattr(self, name)]
+            if given:
+                raise ValueError(f"--{given[0]} is for models of text; a module draws its own input.")
+        elif (self.text is None) == (self.ids is None):
+            number = "neither is given" if self.text is None else "both are given"
+            raise ValueError(f"Give the input with either --text or --ids; {number}.")
 
     def window(self) -> tuple[int, int] | None:
         """--show as numbers."""
@@ -61,15 +68,16 @@ class InspectOptions(Settings):
 
 @takes_settings
 def inspect(
-    model: Annotated[str, typer.Argument(help="Folder of a model, run or adapter.")],
+    model: Annotated[str, typer.Argument(help="Folder of a model, run or adapter, or FILE.py:NAME of a module.")],
     given: Annotated[dict[str, Any], OptionsOf(cls=InspectOptions)],
 ) -> None:
     """Show attention, positional states, distances and mixing while a model reads a text.
 
-    Writes a self-contained HTML page with sliders for layer and head, PNG files, and the figures as JSON.
+    Writes a self-contained HTML page with sliders for layer and head, PNG files, and the figures as JSON. A module
+    built from equitape.nn is given as FILE.py:NAME and draws its own input.
     """
     from ..inspect.inspection import inspect_model
-    from ..inspect.load import find_text
+    from ..inspect.load import find_text, load_module, names_module
     from ..inspect.stability import measure_stability
     from ..pretrained.loading import load_model
     from ..report.inspection import write_page
@@ -81,34 +89,52 @@ def inspect(
     from ..runs.progress import Progress
 
     options = InspectOptions.parse(given, "inspect")
+    options.check_input(names_module(model))
     console = Console()
     progress = Progress(console)
-    with progress.phase("loading the model"):
-        loaded = load_model(model, options.dtype, options.base)
-    text = find_text(
-        loaded.config, model, options.base, options.tokenizer, options.text, options.ids, options.max_tokens
-    )
-    also = options.also if options.stability else {}
-    others = {}
-    for name, folder in also.items():
-        with progress.phase(f"loading {name}"):
-            others[name] = load_model(folder, options.dtype)
-    with progress.phase("recording attention and states"):
-        inspection = inspect_model(loaded, text.input_ids, text.labels, show=options.window(), max_cells=options.cells)
-    stability = None
-    if options.stability:
-        with progress.phase("measuring stability"):
-            stability = measure_stability(loaded, text.input_ids, text.begin_token, others)
-    notes = [text.note] * bool(text.note) + inspection.notes()
-    facts: dict[str, str | None] = {
-        "encoding": ", ".join(f"{key}={value}" for key, value in loaded.config.encoding.items()),
-        "dtype": options.dtype,
-        "text": text.note or None,
-        "tokens read": f"{text.input_ids.shape[1]} of {text.total}",
-        "[BOS] of the stability table": f"token {text.begin_token}",
-        **describe_environment(),
-    }
-    known = {key: value for key, value in facts.items() if value is not None}
+    stability, cut = None, ""
+    notes: list[str] = []
+    facts: dict[str, str | None]
+    if names_module(model):
+        import torch
+
+        with progress.phase("loading the module"):
+            module = load_module(model, options.dtype)
+        inputs, ids = module.sample(options.max_tokens, torch.Generator().manual_seed(0))
+        with progress.phase("recording attention and states"):
+            inspection = inspect_model(
+                module, inputs[:1], position_ids=ids, show=options.window(), max_cells=options.cells
+            )
+        facts = {"input": f"drawn by the module: {len(ids)} tokens"}
+    else:
+        with progress.phase("loading the model"):
+            loaded = load_model(model, options.dtype, options.base)
+        text = find_text(
+            loaded.config, model, options.base, options.tokenizer, options.text, options.ids, options.max_tokens
+        )
+        others = {}
+        for name, folder in (options.also if options.stability else {}).items():
+            with progress.phase(f"loading {name}"):
+                others[name] = load_model(folder, options.dtype)
+        with progress.phase("recording attention and states"):
+            inspection = inspect_model(
+                loaded, text.input_ids, text.labels, show=options.window(), max_cells=options.cells
+            )
+        if options.stability:
+            with progress.phase("measuring stability"):
+                stability = measure_stability(loaded, text.input_ids, text.begin_token, others)
+        notes = [text.note] * bool(text.note)
+        if text.total > inspection.num_tokens:
+            cut = f"The text has {text.total} tokens; only the first {inspection.num_tokens} were read."
+        facts = {
+            "text": text.note or None,
+            "tokens read": f"{text.input_ids.shape[1]} of {text.total}",
+            "[BOS] of the stability table": f"token {text.begin_token}",
+        }
+    notes += inspection.notes()
+    encoding = ", ".join(f"{key}={value}" for key, value in inspection.encoding.items())
+    described = {"encoding": encoding, "dtype": options.dtype, **facts, **describe_environment()}
+    known = {key: value for key, value in described.items() if value is not None}
     title = f"Inside {Path(model).name or model}"
     with progress.phase("writing the page"):
         write_page(options.out / PAGE, inspection, title=title, facts=list(known.items()), stability=stability)
@@ -119,8 +145,8 @@ def inspect(
     print_layers(inspection, console)
     if stability is not None:
         print_stability(stability, console)
-    if text.total > inspection.num_tokens:
-        notes.insert(0, f"The text has {text.total} tokens; only the first {inspection.num_tokens} were read.")
+    if cut:
+        notes.insert(0, cut)
     for note in notes:
         console.print(escape(note), highlight=False)
     console.print(f"Written to {options.out}: {', '.join(files)}.", highlight=False, soft_wrap=True)

@@ -1,9 +1,10 @@
 """Look inside a model: positional states, their stability, and whether the encoding keeps its guarantees."""
 
 from .capture import LayerRecord, frozen_state, visit_layers
-from .certificate import Certificate, Check, certify
+from .certificate import certify
 from .inspection import Inspection, inspect_model
 from .stability import Stability, measure_stability
+from .verdicts import Certificate, Check
 
 __all__ = [
     "Certificate",

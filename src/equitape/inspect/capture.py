@@ -7,16 +7,20 @@ Shapes: N tokens, H query heads, G key-value heads, E width of the state, I mixe
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from ..encodings import LayerEncoding, PositionalEncoding
-from ..encodings.base import HookedModule
 from ..encodings.tensor_tape import TensorTape
 from ..kernels.reference import mixing_matrices
 from ..model import EquitapeModel
+from ..nn import Attention
+from ..nn.core import Attended, AttentionCore
+from ..nn.protocol import Measurable, attention_layers
 
 
 class LayerRecord(NamedTuple):
@@ -36,15 +40,58 @@ def decoder_of(model: Any) -> EquitapeModel:
     if not isinstance(decoder, EquitapeModel):
         raise ValueError(
             f"The model is a {type(model).__name__}; inspecting needs an Equitape model, for example one made from it "
-            f"by equitape.adapt."
+            f"by equitape.adapt, or a module with layers of equitape.nn and a method `sample`."
         )
     return decoder
 
 
+@dataclass(frozen=True)
+class Subject:
+    """A model to look into: a decoder of ours, or a module built from equitape.nn."""
+
+    model: nn.Module
+    attentions: list[AttentionCore]
+    encoding: PositionalEncoding
+    run: Callable[[Tensor, Tensor | None], Any]
+    """Runs an input at given ids; None: the default ones."""
+    use: Callable[[str], None]
+    """Chooses the attention implementation."""
+
+    @property
+    def causal(self) -> bool:
+        return all(attention.is_causal for attention in self.attentions)
+
+
+def subject_of(model: Any) -> Subject:
+    """A model as a subject; raises ValueError for models of other classes."""
+    if isinstance(model, PreTrainedModel) or not isinstance(model, Measurable):
+        decoder = decoder_of(model)
+
+        def run(inputs: Tensor, ids: Tensor | None) -> Any:
+            return decoder(inputs.to(decoder.device), position_ids=ids, use_cache=False)
+
+        return Subject(decoder, attention_layers(decoder), decoder.encoding, run, decoder.set_attn_implementation)
+    assert isinstance(model, nn.Module)
+    layers = [layer for layer in attention_layers(model) if isinstance(layer, Attention)]
+    if not layers:
+        raise ValueError(f"The model {type(model).__name__} has no attention layer of equitape.nn.")
+
+    def choose(implementation: str) -> None:
+        for layer in layers:
+            layer.implementation = implementation
+
+    encoding = next((layer.model_encoding for layer in layers if layer.updates_state), layers[0].model_encoding)
+
+    def run_at(inputs: Tensor, ids: Tensor | None) -> Any:
+        assert ids is not None
+        return model(inputs, ids)
+
+    return Subject(model, list(layers), encoding, run_at, choose)
+
+
 def layer_encodings(model: Any) -> list[LayerEncoding]:
     """The encoding's modules in the blocks."""
-    blocks: Any = decoder_of(model).layers
-    return [block.self_attn.encoding for block in blocks]
+    return [attention.encoding for attention in subject_of(model).attentions]
 
 
 def has_token_state(encoding: PositionalEncoding) -> bool:
@@ -78,8 +125,8 @@ def frozen_state(model: Any) -> Iterator[None]:
 
 
 @contextmanager
-def replaced_hook(owner: HookedModule, name: str, hook: Callable[..., Any]) -> Iterator[None]:
-    """Temporarily override a hook of one encoding instance."""
+def replaced_hook(owner: nn.Module, name: str, hook: Callable[..., Any]) -> Iterator[None]:
+    """Temporarily override a method of one instance."""
     before = vars(owner).get(name)
     setattr(owner, name, hook)
     try:
@@ -91,73 +138,78 @@ def replaced_hook(owner: HookedModule, name: str, hook: Callable[..., Any]) -> I
 
 
 @contextmanager
-def eager_evaluation(model: Any) -> Iterator[None]:
+def eager_evaluation(subject: Subject) -> Iterator[None]:
     """Evaluation mode with an attention that returns its weights; both are restored."""
-    training, implementation = model.training, model.config._attn_implementation
-    model.eval()
-    model.set_attn_implementation("eager")
+    training, implementation = subject.model.training, subject.attentions[0].implementation
+    subject.model.eval()
+    subject.use("eager")
     try:
         yield
     finally:
-        model.set_attn_implementation(implementation)
-        model.train(training)
+        subject.use(implementation)
+        subject.model.train(training)
 
 
 @torch.no_grad()
 def visit_layers(
-    model: Any, input_ids: Tensor, visit: Callable[[int, LayerRecord], None], position_ids: Tensor | None = None
+    model: Any, inputs: Tensor, visit: Callable[[int, LayerRecord], None], position_ids: Tensor | None = None
 ) -> None:
-    """Run one sequence [1, N] and call visit(index, record) after every application of a block."""
-    decoder = decoder_of(model)
-    watcher = Watcher(decoder, visit)
-    with eager_evaluation(decoder), watcher:
-        decoder(input_ids.to(decoder.device), position_ids=position_ids, use_cache=False)
+    """Run one sequence, tokens [1, N] or any input of a module, and call visit(index, record) for every attention."""
+    subject = subject_of(model)
+    with eager_evaluation(subject), Watcher(subject, visit) as watcher:
+        subject.run(inputs, position_ids)
+        watcher.finish()
 
 
 class Watcher(ExitStack):
-    """Hooks on all blocks of a decoder while the context is active."""
+    """Records every attention of a model while the context is active.
 
-    def __init__(self, decoder: EquitapeModel, visit: Callable[[int, LayerRecord], None]):
+    An update follows its attention, so a record is complete when the next attention begins, or the run ends.
+    """
+
+    def __init__(self, subject: Subject, visit: Callable[[int, LayerRecord], None]):
         super().__init__()
-        self.decoder = decoder
+        self.subject = subject
         self.visit = visit
         self.index = 0
         self.found: dict[str, Any] = {}
 
     def __enter__(self) -> "Watcher":
-        blocks: Any = self.decoder.layers
-        for block in blocks:
-            self._keep(block.register_forward_pre_hook(self._begin))
-            self._keep(block.self_attn.register_forward_hook(self._attended))
-            gate = getattr(block.self_attn.encoding, "gate", None)
+        for attention in self.subject.attentions:
+            self.enter_context(replaced_hook(attention, "attend", self._recorded(attention)))
+            gate = getattr(attention.encoding, "gate", None)
             if gate is not None:
-                self._keep(gate.register_forward_hook(self._gated))
-            self._keep(block.register_forward_hook(self._finish))
+                self.callback(gate.register_forward_hook(self._gated).remove)
         return self
 
-    def _keep(self, handle: Any) -> None:
-        self.callback(handle.remove)
+    def _recorded(self, attention: AttentionCore) -> Callable[..., Attended]:
+        attend = attention.attend
 
-    def _begin(self, block: nn.Module, inputs: tuple[Any, ...]) -> None:
-        self.found = {"state": inputs[1]}
+        def record(hidden: Tensor, state: Tensor | None, *inputs: Any, **kwargs: Any) -> Attended:
+            self.finish()
+            found = attend(hidden, state, *inputs, **kwargs)
+            self.found = {"state": state, "attention": found.weights, "part": attention.encoding}
+            return found
 
-    def _attended(self, attention: nn.Module, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
-        self.found["attention"] = outputs[1]
+        return record
 
     def _gated(self, gate: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
         self.found["gate"] = output
 
-    def _finish(self, block: Any, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
-        encoding = self.decoder.encoding
+    def finish(self) -> None:
+        """Pass on the record of the last attention."""
+        if not self.found:
+            return
+        found, self.found = self.found, {}
+        encoding = self.subject.encoding
         state = None
         if has_token_state(encoding):
-            state = self.found["state"][0].expand(encoding.geometry.num_kv_heads, -1, -1)
+            state = found["state"][0].expand(encoding.geometry.num_kv_heads, -1, -1)
         mixing = None
-        if "gate" in self.found:
-            part = block.self_attn.encoding
-            mixing = mixing_matrices(nn.functional.silu(self.found["gate"]), part.mix_in, part.mix_out)
+        if "gate" in found:
+            part = found["part"]
+            mixing = mixing_matrices(nn.functional.silu(found["gate"]), part.mix_in, part.mix_out)
             wide = mixing.to(torch.promote_types(mixing.dtype, torch.float32))
             mixing = wide[0] if wide.dim() == 4 else torch.complex(*wide[:, 0])
-        self.visit(self.index, LayerRecord(state, self.found["attention"][0], mixing))
+        self.visit(self.index, LayerRecord(state, found["attention"][0], mixing))
         self.index += 1
-        self.found = {}

@@ -10,24 +10,28 @@ Shapes: B batch, N tokens.
 import inspect
 import math
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache
+from transformers import DynamicCache, PreTrainedModel
 
-from ..encodings import PositionalEncoding, Positions
-from ..encodings.tensor_tape import TensorTape
 from ..model import EquitapeModel
-from .capture import replaced_hook
+from ..nn import Measurable
+from .module_certificate import certify_module
 from .stability import is_at_start
+from .verdicts import (
+    FAIL,
+    LIMITS,
+    NOT_APPLICABLE,
+    OFFSETS,
+    Certificate,
+    Check,
+    Judge,
+    find_turn,
+    turned_start,
+)
 
-PASS, FAIL, NOT_PROMISED, NOT_APPLICABLE = "pass", "fail", "not promised", "does not apply"
-LIMITS = {torch.float64: 1e-6, torch.float32: 1e-2}
-"""Rounding grows with depth: SmolLM2-135M, 30 layers, has 9e-9 and 5e-4. A broken guarantee shows at 1e-1."""
-OFFSETS = (1, 1000, 1_000_000)
 ROWS = 2
 LEAST_TOKENS = 8
 """Fewer tokens are used only if a model takes no more."""
@@ -36,39 +40,13 @@ FOREIGN_REFUSALS = (*REFUSALS, RuntimeError)
 """Errors for an id beyond a position table: ours, and PyTorch's various ones for other models."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Check:
-    """One check and its result."""
-
-    name: str
-    meaning: str
-    verdict: str
-    error: float | None = None
-    note: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Certificate:
-    """All checks of one model."""
-
-    encoding: str
-    dtype: str
-    limit: float
-    num_tokens: int
-    checks: list[Check]
-    notes: list[str]
-
-    @property
-    def passed(self) -> bool:
-        return all(check.verdict != FAIL for check in self.checks)
-
-
 def certify(model: Any, num_tokens: int = 32, seed: int = 0) -> Certificate:
     """Check shifts, rotations, causality, cache and padding on random tokens, in the model's dtype.
 
     Works for causal language models of any class that take position ids; Equitape models are also rotated frequency by
     frequency. float64 (`model.double()`) separates broken guarantees from rounding best. A model whose position table
-    is too short for num_tokens is checked on as many tokens as fit.
+    is too short for num_tokens is checked on as many tokens as fit. A module built from equitape.nn
+    (`equitape.nn.Measurable`) is shifted along every axis and rotated.
     """
     dtype = next(model.parameters()).dtype
     if dtype not in LIMITS:
@@ -77,6 +55,8 @@ def certify(model: Any, num_tokens: int = 32, seed: int = 0) -> Certificate:
         )
     if num_tokens < LEAST_TOKENS:
         raise ValueError(f"num_tokens is {num_tokens}; it must be {LEAST_TOKENS} or more.")
+    if is_module(model):
+        return certify_module(model, num_tokens, seed, LIMITS[dtype])
     training = model.training
     model.eval()
     try:
@@ -99,6 +79,11 @@ def certify(model: Any, num_tokens: int = 32, seed: int = 0) -> Certificate:
         checks=found,
         notes=notes,
     )
+
+
+def is_module(model: Any) -> bool:
+    """Whether a model is a module built from equitape.nn, not one of transformers' classes."""
+    return isinstance(model, Measurable) and not isinstance(model, PreTrainedModel)
 
 
 def has_update(model: Any) -> bool:
@@ -149,13 +134,13 @@ def refusals_of(model: Any) -> tuple[type[Exception], ...]:
     return REFUSALS if isinstance(getattr(model, "base_model", model), EquitapeModel) else FOREIGN_REFUSALS
 
 
-class Checker:
+class Checker(Judge):
     """The checks, on one set of random tokens."""
 
     def __init__(self, model: Any, num_tokens: int, seed: int, limit: float):
         decoder = getattr(model, "base_model", model)
         self.model = model
-        self.encoding: PositionalEncoding | None = decoder.encoding if isinstance(decoder, EquitapeModel) else None
+        self.encoding = decoder.encoding if isinstance(decoder, EquitapeModel) else None
         self.limit = limit
         generator = torch.Generator().manual_seed(seed)
         vocabulary = model.config.get_text_config().vocab_size
@@ -172,20 +157,6 @@ class Checker:
         """[B, N, vocabulary]; encodings that draw positions draw the same ones for the same seed."""
         torch.manual_seed(seed)
         return self.model(input_ids=tokens, use_cache=False, **inputs).logits
-
-    def error(self, found: Tensor, expected: Tensor) -> float:
-        """Largest difference in units of the logits' spread."""
-        difference = float((found.double() - expected.double()).abs().max()) / max(self.spread, 1e-30)
-        return difference if math.isfinite(difference) else math.inf
-
-    def judge(self, name: str, meaning: str, errors: list[float], promised: bool = True, note: str = "") -> Check:
-        """Pass or fail by the largest error; neither for properties that are not guaranteed."""
-        error = max(errors)
-        if math.isinf(error) and self.encoding is None and self.expected.dtype == torch.float64:
-            note = f"{note} Some values are NaN or infinite; try float32 for model classes that do not support float64."
-            note = note.strip()
-        verdict = (PASS if error <= self.limit else FAIL) if promised else NOT_PROMISED
-        return Check(name=name, meaning=meaning, verdict=verdict, error=error, note=note)
 
     def shift(self) -> Check:
         """All ids shifted by the same number."""
@@ -310,43 +281,3 @@ class Checker:
     def counted_ids(self, mask: Tensor) -> Tensor | None:
         """Equitape models skip padding when counting ids; others get explicit ids, as in `generate`."""
         return None if self.encoding is not None else (mask.cumsum(-1) - 1).clamp(min=0)
-
-
-def find_turn(encoding: PositionalEncoding) -> Callable[[Tensor], Tensor] | None:
-    """A function that rotates a state by one angle per frequency; None if the state has no phasors."""
-    generator = torch.Generator().manual_seed(7)
-    if encoding.has_field:
-        angles = 2 * math.pi * torch.rand(encoding.geometry.head_dim // 2, generator=generator, dtype=torch.float64)
-
-        def turn_phasors(state: Tensor) -> Tensor:
-            cos, sin = angles.cos().to(state), angles.sin().to(state)
-            real, imaginary = state.chunk(2, dim=-1)
-            return torch.cat((real * cos - imaginary * sin, real * sin + imaginary * cos), dim=-1)
-
-        return turn_phasors
-    if isinstance(encoding, TensorTape) and encoding.options.components % 2 == 0:
-        sizes = (-1, encoding.options.channels, encoding.options.components // 2, 2)
-        blocks = encoding.geometry.head_dim // encoding.options.channels
-        shape = (blocks, 1, encoding.options.components // 2)
-        angles = 2 * math.pi * torch.rand(shape, generator=generator, dtype=torch.float64)
-
-        def turn_components(state: Tensor) -> Tensor:
-            cos, sin = angles.cos().to(state), angles.sin().to(state)
-            first, second = state.unflatten(-1, sizes).unbind(-1)
-            turned = torch.stack((first * cos - second * sin, first * sin + second * cos), dim=-1)
-            return turned.flatten(-4)
-
-        return turn_components
-    return None
-
-
-def turned_start(encoding: PositionalEncoding, turn: Callable[[Tensor], Tensor]) -> AbstractContextManager[None]:
-    """Rotate an encoding's initial state inside the context."""
-    initial_state = encoding.initial_state
-
-    def rotated(positions: Positions, dtype: torch.dtype) -> Tensor:
-        state = initial_state(positions, dtype)
-        assert state is not None
-        return turn(state)
-
-    return replaced_hook(encoding, "initial_state", rotated)

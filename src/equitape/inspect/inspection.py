@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..encodings import PositionalEncoding, Positions
-from .capture import LayerRecord, decoder_of, frozen_state, updates_state, visit_layers
+from .capture import LayerRecord, frozen_state, subject_of, updates_state, visit_layers
 
 Array = NDArray[np.float32]
 DISTANCE_OPERATIONS = 4e10
@@ -83,6 +83,8 @@ class Inspection:
     """[L, N]: token-specific part: |T - mean| / (|T - mean| + |mean|), from 0 to 1."""
     mixing_mean: Array | None
     """[L, G, G]: the mean matrix (its modulus if complex)."""
+    causal: bool = True
+    """Whether tokens attend only to earlier ones."""
 
     @property
     def num_layers(self) -> int:
@@ -99,6 +101,8 @@ class Inspection:
 
     def past_only(self, values: Array) -> Array:
         """Maps [..., C, C] with NaN where causality hides the keys."""
+        if not self.causal:
+            return values
         return np.where(self.cells.future(), np.float32(np.nan), values)
 
     def true_distances(self) -> Array:
@@ -234,34 +238,41 @@ class Collector:
 
 def inspect_model(
     model: Any,
-    input_ids: Tensor,
+    inputs: Tensor,
     labels: Sequence[str] | None = None,
     *,
+    position_ids: Tensor | None = None,
     show: tuple[int, int] | None = None,
     max_cells: int = 128,
 ) -> Inspection:
     """Run a text [1, N] through an Equitape model with updated and with frozen state, and measure both.
 
-    labels: token texts. Default: their ids. show: (first, end) of the tokens to keep; the model reads all of them.
-    max_cells: more tokens than this are pooled into cells.
+    A module built from equitape.nn takes any input of one row, with the ids of its tokens, [N] or [N, A]. labels: token
+    texts. Default: their ids. show: (first, end) of the tokens to keep; the model reads all of them. max_cells: more
+    tokens than this are pooled into cells.
     """
-    decoder = decoder_of(model)
-    if input_ids.dim() != 2 or input_ids.shape[0] != 1 or input_ids.shape[1] < 2:
-        raise ValueError(
-            f"input_ids has shape {list(input_ids.shape)}; it must be [1, N], one text of at least 2 tokens."
-        )
-    num_tokens = input_ids.shape[1]
-    named = list(labels) if labels is not None else [str(token) for token in input_ids[0].tolist()]
+    subject = subject_of(model)
+    encoding = subject.encoding
+    if position_ids is None:
+        if inputs.dim() != 2 or inputs.shape[0] != 1 or inputs.shape[1] < 2:
+            raise ValueError(
+                f"input_ids has shape {list(inputs.shape)}; it must be [1, N], one text of at least 2 tokens."
+            )
+        num_tokens, names = inputs.shape[1], [str(token) for token in inputs[0].tolist()]
+    else:
+        num_tokens, names = len(position_ids), [name_of(own) for own in position_ids.tolist()]
+    named = list(labels) if labels is not None else names
     if len(named) != num_tokens:
         raise ValueError(f"There are {len(named)} labels for {num_tokens} tokens; give one per token.")
     cells = choose_cells(num_tokens, show, max_cells)
-    encoding, config = decoder.encoding, decoder.config
-    frequencies = rotary_frequencies(encoding, num_tokens) if encoding.has_field else None
-    cost = 3.0 * num_tokens * config.num_hidden_layers * encoding.geometry.num_kv_heads * encoding.geometry.head_dim
-    samples = choose_samples(cells, cost)
+    geometry = encoding.geometry
+    on_one_axis = encoding.has_field and geometry.num_axes == 1
+    frequencies = rotary_frequencies(encoding, num_tokens) if on_one_axis else None
+    applications = geometry.num_layers * geometry.num_loops
+    samples = choose_samples(cells, 3.0 * num_tokens * applications * geometry.num_kv_heads * geometry.head_dim)
 
     updated = Collector(cells, num_tokens, samples, frequencies)
-    visit_layers(model, input_ids, updated.visit)
+    visit_layers(model, inputs, updated.visit, position_ids)
     attention = updated.stacked("attention")
     assert attention is not None
     change = None
@@ -272,13 +283,13 @@ def inspect_model(
             frozen.keep("attention", frozen.pool_attention(record.attention))
 
         with frozen_state(model):
-            visit_layers(model, input_ids, visit_attention)
+            visit_layers(model, inputs, visit_attention, position_ids)
         plain = frozen.stacked("attention")
         assert plain is not None
         change = attention - plain
-    assert isinstance(config.encoding, dict)
     return Inspection(
-        encoding=config.encoding,
+        encoding={"kind": encoding.kind, **encoding.options.to_dict()},
+        causal=subject.causal,
         num_tokens=num_tokens,
         labels=named,
         cells=cells,
@@ -293,6 +304,11 @@ def inspect_model(
             )
         },
     )  # fmt: skip
+
+
+def name_of(ids: int | list[int]) -> str:
+    """The place of a token: "5", or "2,3" on several axes."""
+    return ",".join(f"{number:g}" for number in (ids if isinstance(ids, list) else [ids]))
 
 
 def choose_cells(num_tokens: int, show: tuple[int, int] | None, max_cells: int) -> Cells:

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from ..nn import Measurable
+from ..plugins import import_file
 from ..pretrained.loading import load_tokenizer_of
 from ..registry import counted
 
@@ -27,6 +29,28 @@ class Text:
     """The token used as [BOS]."""
     note: str = ""
     """A note for the reader on its origin."""
+
+
+def names_module(model: str) -> bool:
+    """Whether a model is given as FILE.py:NAME."""
+    return ".py:" in model
+
+
+def load_module(model: str, dtype: str) -> Any:
+    """The module that a file defines under a name, or that its function of that name returns, in evaluation mode."""
+    path, _, name = model.rpartition(":")
+    if not Path(path).is_file():
+        raise ValueError(f"There is no file {path!r}; give FILE.py:NAME, or the folder of a model.")
+    found = getattr(import_file(Path(path)), name, None)
+    if found is None:
+        raise ValueError(f"The file {path!r} defines no {name!r}; name a module or a function that returns one.")
+    module = found if isinstance(found, nn.Module) else found()
+    if not isinstance(module, nn.Module) or not isinstance(module, Measurable):
+        raise ValueError(
+            f"{name!r} of {path!r} is a {type(module).__name__}; it must be a module built from equitape.nn with a "
+            f"method `sample(num_tokens, generator)` that returns an input and the ids of its tokens."
+        )
+    return module.to(getattr(torch, dtype)).eval()
 
 
 def find_text(

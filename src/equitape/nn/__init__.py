@@ -5,9 +5,11 @@ from .attention import Attention, RotaryAttention, TapeAttention
 from .core import split, widen
 from .ids import grid_ids, join_ids, locate, token_ids
 from .layer import PositionalLayer, make_encoding
+from .protocol import Measurable
 
 __all__ = [
     "Attention",
+    "Measurable",
     "PositionalLayer",
     "Positions",
     "RotaryAttention",

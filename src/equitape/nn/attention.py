@@ -4,7 +4,7 @@ Shapes: B batch, N tokens, K keys, H query heads, G key-value heads, D head dime
 """
 
 from collections.abc import Callable
-from typing import Any, NotRequired, Unpack
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -43,28 +43,18 @@ class TupleCache:
         return key_states, value_states
 
 
-class LayerOptions(Sizes):
-    """Keywords of every attention layer."""
+class LayerOptions(Sizes, total=False):
+    """Keywords of every attention layer, described in `Attention`."""
 
-    layer: NotRequired[int]
-    """Index of the layer. Default: 0."""
-    num_layers: NotRequired[int]
-    """Layers of the model: the last one does not update the state. Default: there is a next layer."""
-    causal: NotRequired[bool]
-    """Whether tokens attend only to earlier ones. Default: True."""
-    window: NotRequired[int]
-    """Attend to the last `window` tokens only; without causality, to those fewer than `window` away, along every axis.
-    Default: to all."""
-    bias: NotRequired[bool]
-    """Biases of the q, k and v projections. Default: False."""
-    output_bias: NotRequired[bool]
-    """Bias of the o projection. Default: `bias`."""
-    qk_norm: NotRequired[bool]
-    """RMS norm on every query and key head. Default: False."""
-    dropout: NotRequired[float]
-    """Fraction of attention weights dropped in training. Default: 0."""
-    implementation: NotRequired[str]
-    """"sdpa", "eager" or "flex_attention". Default: "sdpa"."""
+    layer: int
+    num_layers: int
+    causal: bool
+    window: int
+    bias: bool
+    output_bias: bool
+    qk_norm: bool
+    dropout: float
+    implementation: str
 
 
 class Attention(Pieces, AttentionCore):
@@ -72,6 +62,22 @@ class Attention(Pieces, AttentionCore):
 
     The state is None for the first layer, which then makes it from the positions; every further layer gets the state
     that the layer before it returned.
+
+    Args:
+        hidden_size: C.
+        num_heads: H.
+        encoding: A kind such as "tape", a dictionary with its options, or what `make_encoding` returns.
+        layer: Index of the layer in the model.
+        num_layers: Layers of the model: the last one does not update the state. Default: there is a next layer.
+        causal: Whether tokens attend only to earlier ones.
+        window: Attend to the last `window` tokens only; without causality, to those fewer than `window` away; with
+            several axes, along each of them.
+        bias: Biases of the q, k and v projections.
+        output_bias: Bias of the o projection. Default: `bias`.
+        qk_norm: RMS norm on every query and key head.
+        dropout: Fraction of attention weights dropped in training.
+        implementation: "sdpa", "eager" or "flex_attention".
+        **sizes: num_kv_heads, head_dim, num_axes, mixed_axes and max_positions, as in `make_encoding`.
     """
 
     def __init__(
@@ -160,10 +166,12 @@ class Attention(Pieces, AttentionCore):
             there = self._locate(context, context_positions)
             context_state, there = self._start(context_state, there, context)
             other = Context(context, context_state, there)
-        allowed = self._mask(x, located, mask, past, other)
+        num_keys = self._num_keys(x, holder, past) if other is None else other.hidden.shape[1]
+        allowed = self._mask(x, located, mask, past, num_keys, other)
         scaling = self.head_dim**-0.5 * self.model_encoding.score_scale
         found = self.attend(x, state, located, allowed, scaling, holder, self.layer, other)
-        state = self.update(found.state, found.carried, self._features(found, features))
+        read = self._features(found, features)
+        state = self.encoding("update", found.state, found.carried, read, read)
         return (found.output, state, holder.held) if isinstance(holder, TupleCache) else (found.output, state)
 
     def _features(self, found: Attended, features: Callable[[Tensor], Tensor] | None) -> Tensor:
@@ -187,6 +195,14 @@ class Attention(Pieces, AttentionCore):
         if not self.causal:
             raise ValueError("A cache needs causal attention: without it, a new token changes earlier states.")
         return int(cache.get_seq_length(self.layer))
+
+    def _num_keys(self, x: Tensor, cache: Any, past: int) -> int:
+        if cache is None or isinstance(cache, TupleCache):
+            return past + x.shape[1]
+        num_keys, first = cache.get_mask_sizes(x.shape[1], self.layer)
+        if first:
+            raise ValueError("The cache has dropped old tokens; use a cache without a sliding window.")
+        return int(num_keys)
 
     def _locate(
         self,
@@ -213,9 +229,14 @@ class Attention(Pieces, AttentionCore):
         return state, positions
 
     def _mask(
-        self, x: Tensor, positions: Positions, given: Tensor | BlockMask | None, past: int, context: Context | None
+        self,
+        x: Tensor,
+        positions: Positions,
+        given: Tensor | BlockMask | None,
+        past: int,
+        num_keys: int,
+        context: Context | None,
     ) -> AttentionMask:
-        num_keys = past + x.shape[1] if context is None else context.hidden.shape[1]
         biased = self.model_encoding.adds_bias
         if context is not None and self.model_encoding.needs_causal:
             raise ValueError(
@@ -229,7 +250,7 @@ class Attention(Pieces, AttentionCore):
         if past and padding is not None:
             raise ValueError("Pass a mask instead of padding_mask with a cache: cached padding is not known here.")
         causal, window = (self.causal, self.window) if context is None else (False, None)
-        if past and x.shape[1] == 1 and not biased and window is None:
+        if past and x.shape[1] == 1 and num_keys == past + 1 and not biased and window is None:
             causal = False
         hides = padding is not None or window is not None or (context is None and positions.segments is not None)
         if not hides and not biased and self.implementation != "flex_attention":

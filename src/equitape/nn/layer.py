@@ -19,24 +19,29 @@ layers share, from `make_encoding`.
 
 
 class Sizes(TypedDict, total=False):
-    """Sizes that a layer and an encoding need besides hidden_size and num_heads."""
+    """Sizes besides hidden_size and num_heads, described in `make_encoding`."""
 
     num_kv_heads: int
-    """Default: num_heads."""
     head_dim: int
-    """Default: hidden_size / num_heads."""
     num_axes: int
-    """Numbers in a position id: 1 for text, 2 for images. Default: 1."""
     mixed_axes: bool
-    """Frequencies that turn with a direction across all axes instead of with one axis. Default: False."""
     max_positions: int
-    """Tokens of the longest row, for encodings that depend on it. Default: 2048."""
 
 
 def make_encoding(
     encoding: str | dict[str, Any], hidden_size: int, num_heads: int, num_layers: int, **sizes: Unpack[Sizes]
 ) -> PositionalEncoding:
-    """An encoding for all layers of a model: `encoding.layer(i)` has the weights of layer i."""
+    """An encoding for all layers of a model: `encoding.layer(i)` has the weights of layer i.
+
+    Args:
+        encoding: A kind such as "tape", or a dictionary with its options.
+        hidden_size: C.
+        num_heads: H.
+        num_layers: Layers of the model.
+        **sizes: num_kv_heads (default: num_heads), head_dim (default: hidden_size / num_heads), num_axes (numbers in a
+            position id, default: 1), mixed_axes (frequencies turn with directions across all axes, default: False),
+            max_positions (for encodings that depend on it, default: 2048).
+    """
     geometry = make_geometry(hidden_size, num_heads, num_layers, sizes)
     return build_encoding(parse_encoding(encoding, geometry), geometry)
 

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..inspect.certificate import Certificate
 from ..inspect.inspection import Array, Inspection
 from ..inspect.stability import SLIGHT, UNCHANGED, Stability
+from ..inspect.verdicts import Certificate
 from ..runs.files import write_text
 from .numbers import number
 from .pages import render

@@ -8,9 +8,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ..inspect.certificate import FAIL, PASS, Certificate
 from ..inspect.inspection import Inspection
 from ..inspect.stability import VERDICTS, Stability
+from ..inspect.verdicts import FAIL, PASS, Certificate
 from . import numbers
 from .inspection_plots import chosen_layers
 

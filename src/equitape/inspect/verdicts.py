@@ -1,0 +1,108 @@
+"""Results of checks: errors, verdicts, and rotations of a state that must change nothing."""
+
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..encodings import PositionalEncoding, Positions
+from ..encodings.tensor_tape import TensorTape
+from .capture import replaced_hook
+
+PASS, FAIL, NOT_PROMISED, NOT_APPLICABLE = "pass", "fail", "not promised", "does not apply"
+LIMITS = {torch.float64: 1e-6, torch.float32: 1e-2}
+"""Rounding grows with depth: SmolLM2-135M, 30 layers, has 9e-9 and 5e-4. A broken guarantee shows at 1e-1."""
+OFFSETS = (1, 1000, 1_000_000)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One check and its result."""
+
+    name: str
+    meaning: str
+    verdict: str
+    error: float | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Certificate:
+    """All checks of one model."""
+
+    encoding: str
+    dtype: str
+    limit: float
+    num_tokens: int
+    checks: list[Check]
+    notes: list[str]
+
+    @property
+    def passed(self) -> bool:
+        return all(check.verdict != FAIL for check in self.checks)
+
+
+class Judge:
+    """Errors in units of the outputs' spread, and verdicts."""
+
+    encoding: PositionalEncoding | None
+    limit: float
+    expected: Tensor
+    spread: float
+
+    def error(self, found: Tensor, expected: Tensor) -> float:
+        """Largest difference in units of the outputs' spread."""
+        difference = float((found.double() - expected.double()).abs().max()) / max(self.spread, 1e-30)
+        return difference if math.isfinite(difference) else math.inf
+
+    def judge(self, name: str, meaning: str, errors: list[float], promised: bool = True, note: str = "") -> Check:
+        """Pass or fail by the largest error; neither for properties that are not guaranteed."""
+        error = max(errors)
+        if math.isinf(error) and self.encoding is None and self.expected.dtype == torch.float64:
+            note = f"{note} Some values are NaN or infinite; try float32 for model classes that do not support float64."
+            note = note.strip()
+        verdict = (PASS if error <= self.limit else FAIL) if promised else NOT_PROMISED
+        return Check(name=name, meaning=meaning, verdict=verdict, error=error, note=note)
+
+
+def find_turn(encoding: PositionalEncoding) -> Callable[[Tensor], Tensor] | None:
+    """A function that rotates a state by one angle per frequency; None if the state has no phasors."""
+    generator = torch.Generator().manual_seed(7)
+    if encoding.has_field:
+        angles = 2 * math.pi * torch.rand(encoding.geometry.head_dim // 2, generator=generator, dtype=torch.float64)
+
+        def turn_phasors(state: Tensor) -> Tensor:
+            cos, sin = angles.cos().to(state), angles.sin().to(state)
+            real, imaginary = state.chunk(2, dim=-1)
+            return torch.cat((real * cos - imaginary * sin, real * sin + imaginary * cos), dim=-1)
+
+        return turn_phasors
+    if isinstance(encoding, TensorTape) and encoding.options.components % 2 == 0:
+        sizes = (-1, encoding.options.channels, encoding.options.components // 2, 2)
+        blocks = encoding.geometry.head_dim // encoding.options.channels
+        shape = (blocks, 1, encoding.options.components // 2)
+        angles = 2 * math.pi * torch.rand(shape, generator=generator, dtype=torch.float64)
+
+        def turn_components(state: Tensor) -> Tensor:
+            cos, sin = angles.cos().to(state), angles.sin().to(state)
+            first, second = state.unflatten(-1, sizes).unbind(-1)
+            turned = torch.stack((first * cos - second * sin, first * sin + second * cos), dim=-1)
+            return turned.flatten(-4)
+
+        return turn_components
+    return None
+
+
+def turned_start(encoding: PositionalEncoding, turn: Callable[[Tensor], Tensor]) -> AbstractContextManager[None]:
+    """Rotate an encoding's initial state inside the context."""
+    initial_state = encoding.initial_state
+
+    def rotated(positions: Positions, dtype: torch.dtype) -> Tensor:
+        state = initial_state(positions, dtype)
+        assert state is not None
+        return turn(state)
+
+    return replaced_hook(encoding, "initial_state", rotated)
