@@ -1,6 +1,7 @@
 """The examples run, in small, and show what their pages say."""
 
 import difflib
+import json
 import sys
 import wave
 from pathlib import Path
@@ -130,3 +131,12 @@ def test_masked_language_model():
     )
     assert found["tape"][0]["loss x 100"] < 100 * torch.tensor(257.0).log().item()
     assert found["tape"][0]["loss x 100"] < found["none"][0]["loss x 100"] + 5
+
+
+@pytest.mark.parametrize("name", ["images", "sound"])
+def test_tables_of_the_page_are_those_of_the_files(name):
+    import results
+
+    folder = EXAMPLES.parent / "docs/results"
+    found = json.loads((folder / f"own-model/{name}.json").read_text())["results"]
+    assert results.table(found) in (folder / "own-model.md").read_text()
