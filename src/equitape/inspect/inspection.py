@@ -162,8 +162,11 @@ class Inspection:
 class Collector:
     """Collects the records of one forward pass, down-sampled layer by layer."""
 
-    def __init__(self, cells: Cells, num_tokens: int, samples: list[int], frequencies: Tensor | None):
+    def __init__(
+        self, cells: Cells, num_tokens: int, samples: list[int], frequencies: Tensor | None, is_field: bool = False
+    ):
         self.cells = cells
+        self.is_field = is_field
         self.samples = torch.tensor(samples)
         self.frequencies = frequencies
         self.shown = slice(cells.first, cells.first + cells.count)
@@ -188,20 +191,20 @@ class Collector:
                 self.start = state
                 self.unit = products.diagonal().mean()
             self.keep("products", self.means @ (products / self.unit) @ self.means.mT)
+            if self.is_field:
+                self.keep("norms", phasor_norms(state)[:, self.shown])
+                self.keep("displacement", phase_displacement(state, self.start)[:, self.shown])
             if self.frequencies is not None:
-                self.visit_field(state, self.start)
+                self.visit_distances(state, self.frequencies)
         self.visit_mixing(record.mixing)
 
-    def visit_field(self, field: Tensor, start: Tensor) -> None:
-        self.keep("norms", phasor_norms(field)[:, self.shown])
-        self.keep("displacement", phase_displacement(field, start)[:, self.shown])
+    def visit_distances(self, field: Tensor, frequencies: Tensor) -> None:
         z = as_complex(field[:, self.samples].float())
         heads, count = z.shape[:2]
         query, key = torch.tril_indices(count, count)
         distances, likeness = (torch.full((heads, count, count), math.nan) for _ in range(2))
-        assert self.frequencies is not None
         for head in range(heads):
-            found = effective_distances(z[head, query], z[head, key], self.frequencies, self.reach)
+            found = effective_distances(z[head, query], z[head, key], frequencies, self.reach)
             distances[head, query, key], likeness[head, query, key] = (part.float() for part in found)
         self.keep("distances", distances)
         self.keep("likeness", likeness)
@@ -271,7 +274,7 @@ def inspect_model(
     applications = geometry.num_layers * geometry.num_loops
     samples = choose_samples(cells, 3.0 * num_tokens * applications * geometry.num_kv_heads * geometry.head_dim)
 
-    updated = Collector(cells, num_tokens, samples, frequencies)
+    updated = Collector(cells, num_tokens, samples, frequencies, encoding.has_field)
     visit_layers(model, inputs, updated.visit, position_ids)
     attention = updated.stacked("attention")
     assert attention is not None
