@@ -139,7 +139,7 @@ def test_changes_from_many_models_need_no_columns():
     table = short_table(reports)
     assert table.columns == ["metric", "a", "b", "c", "d"]
     assert [cell.detail for cell in table.rows[0]] == ["", "", "-1", "-3", "-"]
-    assert table.notes == ["Below each value: the change from it to a."]
+    assert table.notes == ["With each value, the change from it to a."]
     few = short_table({name: reports[name] for name in "abc"})
     assert few.columns == ["metric", "a", "b", "c", "change from b", "change from c"]
     assert [cell.text for cell in few.rows[0][4:]] == ["-1", "-3"]

@@ -123,7 +123,7 @@ def short_table(reports: Reports) -> Table:
         if apart:
             cells += [Cell(text=change) for change in changes.values()]
         rows.append([Cell(text=metric_title(first, name)), *cells])
-    notes = [] if apart else [f"Below each value: the change from it to {next(iter(reports))}."]
+    notes = [] if apart else [f"With each value, the change from it to {next(iter(reports))}."]
     return Table(
         title="At short lengths",
         columns=["metric", *reports, *(f"change from {name}" for name in others if apart)],
