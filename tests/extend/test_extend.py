@@ -324,15 +324,9 @@ def test_settings_have_one_budget():
 def test_held_out_text_that_is_trained_on_is_named(room, tmp_path):
     """By content: its folder has another name, and it is the second of two."""
     shutil.copytree(room / "data", tmp_path / "copied")
-    settings = ExtendSettings(
-        to=128,
-        **{
-            **options_of(room),
-            "data": (str(room / "data"),),
-            "eval_data": (str(room / "test"), str(tmp_path / "copied")),
-        },
-    )
-    notes = stages.prepare(room / "base", settings).notes
-    found = [note for note in notes if "also occurs in the training data" in note]
+    (tmp_path / "new.txt").write_text(" ".join(str(7919 * number) for number in range(800)))
+    texts = (str(tmp_path / "new.txt"), str(tmp_path / "copied"))
+    settings = ExtendSettings(to=128, **{**options_of(room), "data": (str(room / "data"),), "eval_data": texts})
+    found = [note for note in stages.prepare(room / "base", settings).notes if "in the training data" in note]
     assert len(found) == 1
     assert found[0].startswith("100.0% of copied")

@@ -44,6 +44,27 @@ def test_a_name_stays_inside_runs(command, name, here):
     assert {path.name for path in here.parent.iterdir()} == {"c"}
 
 
+@pytest.mark.parametrize("command", ["train", "compare"])
+def test_a_damaged_result_does_not_train_again(command, here):
+    path = here / "out" / ("run.json" if command == "train" else "runs/rope-seed0/run.json")
+    words = [command, "small.yaml", "train.steps=1", "--out", "out"]
+    invoke(*words)
+    for text in ("null", "{}", "{", '{"status": "done"}', "[" * 200_000):
+        path.write_text(text)
+        said = invoke(*words, *["--resume"] * (command == "train"), code=2)
+        assert "run.json is damaged; delete it to repeat the run" in said
+        assert path.read_text() == text
+
+
+@pytest.mark.parametrize("name", ["run.json", "recipe.yaml"])
+def test_a_report_of_damaged_files_is_refused(name, here):
+    (here / "run").mkdir()
+    for file in ("run.json", "recipe.yaml"):
+        (here / "run" / file).write_text("[" * 200_000 if file == name else "{}")
+    invoke("report", "run", "--out", "report", code=2)
+    assert not (here / "report").exists()
+
+
 def test_labels_in_other_scripts_and_long_ones(here):
     labels = ["тейп", "роуп", "x" * 300, "x" * 301]
     listed = ", ".join(f"{{kind: rope, label: {label}}}" for label in labels)

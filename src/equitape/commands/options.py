@@ -181,6 +181,8 @@ def one_sentence() -> Iterator[None]:
             sentence = "Out of memory; use a smaller model, or fewer or shorter inputs."
         elif isinstance(error, ValueError):
             raise typer.BadParameter(str(error)) from None
+        elif isinstance(error, RecursionError):
+            raise typer.BadParameter("A file is nested too deeply to be read.") from None
         elif isinstance(error, OSError):
             sentence = describe_system_error(error)
         else:

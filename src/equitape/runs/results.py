@@ -78,7 +78,7 @@ class Stored:
         """Read a file; an error in one sentence where it does not hold this."""
         try:
             return cls.from_dict(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(f"{path} is not {cls.origin} ({error}).") from None
 
     def to_dict(self) -> dict[str, Any]:

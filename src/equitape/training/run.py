@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 from ..model import EquitapeConfig, EquitapeForCausalLM
 from ..runs.environment import describe_environment
 from ..runs.errors import is_out_of_memory, named_line
-from ..runs.files import read_json, write_json, write_text
+from ..runs.files import write_json, write_text
 from ..runs.folders import file_name
 from ..runs.identity import Difference, check_folder, find_differences
 from ..runs.lock import locked
@@ -204,9 +204,14 @@ def describe_run(plan: Plan, label: str, seed: int) -> RunResult:
 
 
 def finished(run_dir: Path) -> RunResult | None:
-    """The result of a finished run; None otherwise."""
-    content = read_json(run_dir / RUN)
-    return RunResult.from_dict(content) if isinstance(content, dict) else None
+    """The result of a finished run; None otherwise. A damaged file is an error: the run would be trained again."""
+    path = run_dir / RUN
+    if not path.exists():
+        return None
+    try:
+        return RunResult.read(path)
+    except ValueError:
+        raise ValueError(f"{path} is damaged; delete it to repeat the run.") from None
 
 
 def single_run(recipe: Recipe, label: str, seed: int) -> Recipe:
