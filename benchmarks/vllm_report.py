@@ -48,7 +48,7 @@ def main(folder):
         "two processes": ("Two processes", "model and layout"),
         "compiled": ("torch.compile", "model"),
         "bfloat16": ("bfloat16", ""),
-        "HTTP": ("Concurrent requests to `vllm serve`", "model"),
+        "HTTP": ("Concurrent requests to the server", "model"),
         "throughput": ("Throughput on this CPU, against a Llama of the same size", "model"),
     }
     for key, (title, first) in titles.items():

@@ -161,7 +161,7 @@ def wait_for(port, process):
 
 
 def test_five_requests_over_http_at_once(tmp_path, record):
-    """`vllm serve FOLDER` and nothing else: the plugin is found by its entry point."""
+    """A server and nothing else: the plugin is found by its entry point."""
     from equitape.data.tokenizers import byte_tokenizer
 
     model = served.save("tape2", tmp_path, vocab_size=258)
@@ -171,7 +171,8 @@ def test_five_requests_over_http_at_once(tmp_path, record):
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [
-        str(Path(sys.executable).parent / "vllm"), "serve", str(tmp_path), "--port", str(port), "--dtype", "float32",
+        sys.executable, "-m", "vllm.entrypoints.openai.api_server",
+        "--model", str(tmp_path), "--port", str(port), "--dtype", "float32",
         "--enforce-eager", "--served-model-name", "tape2", "--max-num-batched-tokens", str(served.CHUNK),
         "--max-num-seqs", "8", "--block-size", str(served.BLOCK),
     ]  # fmt: skip
