@@ -172,6 +172,8 @@ def test_a_kill_costs_nothing_that_is_done(room, done, tmp_path, monkeypatch, st
         with pytest.raises(KeyboardInterrupt):
             extend(room, out, to=640, eval_lengths=[CONTEXT, 128, 640])
     kept = {path: path.stat().st_mtime_ns for path in out.rglob("report.json")}
+    with pytest.raises(ValueError, match=r"a different extension \(settings.seed was 0, now 1\). Use its settings, or"):
+        extend(room, out, to=640, eval_lengths=[CONTEXT, 128, 640], resume=True, seed=1)
     assert len(kept) == (3 if stage == "finetune" else 6)
     again = extend(room, out, to=640, eval_lengths=[CONTEXT, 128, 640], resume=True)
     assert {path: path.stat().st_mtime_ns for path in kept} == kept

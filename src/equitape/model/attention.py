@@ -26,7 +26,10 @@ class EquitapeAttention(AttentionCore):
             bias=config.attention_bias,
             output_bias=bool(config.attention_output_bias),
             qk_norm=config.qk_norm,
+            qk_norm_joint=config.qk_norm_joint,
             norm_eps=config.rms_norm_eps,
+            norm_offset=config.norm_offset,
+            rotates=layer_idx not in (config.unrotated_layers or ()),
             dropout=config.attention_dropout,
         )
         self.config = config
@@ -39,4 +42,6 @@ class EquitapeAttention(AttentionCore):
 
     def forward(self, hidden_states: Tensor, state: Tensor | None, *inputs: Any, **kwargs: Any) -> Attended:
         """Arguments as in `AttentionCore.attend`. transformers records the attention weights of this result."""
+        if self.config.attention_softcap is not None:
+            kwargs["softcap"] = self.config.attention_softcap
         return self.attend(hidden_states, state, *inputs, **kwargs)

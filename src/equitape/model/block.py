@@ -12,6 +12,7 @@ from ..nn.core import AttentionMask
 from ..nn.norm import RMSNorm
 from .attention import EquitapeAttention
 from .configuration import EquitapeConfig
+from .experts import make_experts
 
 
 class EquitapeMLP(nn.Module):
@@ -37,9 +38,20 @@ class EquitapeDecoderLayer(GradientCheckpointingLayer):
     def __init__(self, config: EquitapeConfig, layer_idx: int, encoding: LayerEncoding):
         super().__init__()
         self.self_attn = EquitapeAttention(config, layer_idx, encoding)
-        self.mlp = EquitapeMLP(config)
-        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp = make_experts(config, layer_idx) or EquitapeMLP(config)
+        self.norms = config.norms
+
+        def norm() -> RMSNorm:
+            return RMSNorm(config.hidden_size, config.rms_norm_eps, config.norm_offset)
+
+        # Llama's name of the second norm is OLMo's and Gemma's of one behind attention
+        self.post_attention_layernorm = norm()
+        if config.norms != "after":
+            self.input_layernorm = norm()
+        if config.norms != "before":
+            self.post_feedforward_layernorm = norm()
+        if config.norms == "both":
+            self.pre_feedforward_layernorm = norm()
 
     def forward(
         self,
@@ -52,8 +64,9 @@ class EquitapeDecoderLayer(GradientCheckpointingLayer):
         cache_layer: int = 0,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
+        normed = hidden_states if self.norms == "after" else self.input_layernorm(hidden_states)
         attention_output, _, attended_state, state = self.self_attn(
-            self.input_layernorm(hidden_states),
+            normed,
             state,
             positions,
             attention_mask,
@@ -62,9 +75,17 @@ class EquitapeDecoderLayer(GradientCheckpointingLayer):
             cache_layer=cache_layer,
             **kwargs,
         )
+        if self.norms != "before":
+            attention_output = self.post_attention_layernorm(attention_output)
         hidden_states = hidden_states + attention_output
-        normed_hidden = self.post_attention_layernorm(hidden_states)
+        normed_hidden = hidden_states
+        if self.norms == "before":
+            normed_hidden = self.post_attention_layernorm(hidden_states)
+        elif self.norms == "both":
+            normed_hidden = self.pre_feedforward_layernorm(hidden_states)
         mlp_output = self.mlp(normed_hidden)
+        if self.norms != "before":
+            mlp_output = self.post_feedforward_layernorm(mlp_output)
         return hidden_states + mlp_output, self.self_attn.encoding(
             "update", state, attended_state, normed_hidden, mlp_output
         )

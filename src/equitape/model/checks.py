@@ -7,6 +7,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ..encodings import PositionalEncoding
 from ..encodings.positions import may_read
+from .configuration import EquitapeConfig
 
 
 def check_tokens(input_ids: Tensor | None, inputs_embeds: Tensor | None) -> None:
@@ -196,3 +197,20 @@ def name_some(names: list[str], most: int = 5) -> str:
     """The first few names and the number of others."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(repr(name) for name in names[:most]) + more
+
+
+def check_softcap(attn_implementation: str | None) -> str:
+    """The implementation of attention that bounds scores, which is the default then; ValueError for any other."""
+    if attn_implementation not in (None, "eager"):
+        raise ValueError(
+            f"This model bounds its attention scores (attention_softcap), which {attn_implementation!r} cannot; use "
+            f"attn_implementation='eager'."
+        )
+    return "eager"
+
+
+def check_uniform_layers(config: EquitapeConfig, what: str) -> None:
+    """Raise ValueError for models with attention that a way of running them does not know. what: begins the sentence."""
+    for name in ("attention_softcap", "local_encoding"):
+        if getattr(config, name) is not None:
+            raise ValueError(f"{what} does not support models with {name}; run this model without it.")

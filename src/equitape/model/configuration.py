@@ -49,6 +49,19 @@ class EquitapeConfig(PreTrainedConfig):
         attention_bias: Biases of the q, k and v projections.
         attention_output_bias: Bias of the o projection. Default: `attention_bias`.
         qk_norm: RMS norm on every query and key head, as in Qwen3.
+        qk_norm_joint: With qk_norm, one norm over all heads together, as in OLMo 2.
+        norms: Where a block normalises: "before" attention and feed-forward layer, as in Llama, "after" them, as in
+            OLMo 2, or "both", as in Gemma.
+        norm_offset: Added to the weight of every norm; 1 in Gemma.
+        query_scale: Factor of the scores. Default: one over the root of head_dim.
+        attention_softcap: Bound of the scores, by tanh, as in Gemma 2; needs the attention implementation "eager".
+        logit_softcap: Bound of the logits, by tanh.
+        embedding_scale: Factor of the token embeddings.
+        local_encoding: The positional encoding of the layers with a sliding window, as in Gemma 3, which rotates more
+            slowly elsewhere. Default: `encoding`.
+        unrotated_layers: Layers without positions, as in SmolLM3.
+        experts: Layers with a mixture of experts, as {"family": "mixtral", "layers": [0, 1], ...} with the fields of
+            that family's configuration in transformers, whose modules they are.
         sliding_window: How many keys back attention sees. Default: all.
         sliding_layers: Layers with a sliding window. Default: all layers, if there is a window.
         trained_length: Tokens per training row; evaluations use it as the context.
@@ -86,12 +99,22 @@ class EquitapeConfig(PreTrainedConfig):
     attention_dropout: float | int = 0.0
     mlp_bias: bool = False
     qk_norm: bool = False
+    qk_norm_joint: bool = False
+    norms: str = "before"
+    norm_offset: float | int = 0.0
+    query_scale: float | None = None
+    attention_softcap: float | None = None
+    logit_softcap: float | None = None
+    embedding_scale: float | None = None
+    unrotated_layers: list[int] | None = None
+    experts: dict[str, Any] | None = None
     sliding_window: int | None = None
     sliding_layers: list[int] | None = None
     trained_length: int | None = None
     num_loops: int = 1
     output_position_states: bool = False
     encoding: dict[str, Any] | str | None = None
+    local_encoding: dict[str, Any] | str | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
         # written to every file, but not a property of the model
@@ -114,6 +137,8 @@ class EquitapeConfig(PreTrainedConfig):
             self.attention_output_bias = self.attention_bias
         self._check_sizes()
         self.encoding = parse_encoding(self.encoding, self.geometry)
+        if self.local_encoding is not None:
+            self.local_encoding = parse_encoding(self.local_encoding, self.geometry)
         super().__post_init__(**kwargs)
 
     def to_json_file(self, json_file_path: str | PathLike[str], use_diff: bool = True) -> None:
@@ -156,6 +181,8 @@ class EquitapeConfig(PreTrainedConfig):
                 f"num_hidden_layers {self.num_hidden_layers} counts block applications and must be a multiple of "
                 f"num_loops {self.num_loops}."
             )
+        if self.norms not in ("before", "after", "both"):
+            raise ValueError(f"norms is {self.norms!r}; it must be before, after or both.")
         if self.sliding_layers is not None:
             if self.sliding_window is None:
                 raise ValueError("sliding_layers needs sliding_window; set how many keys these layers see.")
@@ -201,18 +228,28 @@ class EquitapeConfig(PreTrainedConfig):
         )
 
     @property
+    def local_layers(self) -> list[int]:
+        """Layers that have the local encoding."""
+        types = self.layer_types if self.local_encoding is not None else []
+        return [index for index, kind in enumerate(types) if kind == "sliding_attention"]
+
+    @property
     def value_cache_dims(self) -> list[int]:
         """Width of the cached value in each layer: head_dim plus the encoding's extra columns."""
-        assert isinstance(self.encoding, dict) and self.head_dim is not None
-        columns = build_encoding(self.encoding, self.geometry).value_columns
-        return [self.head_dim + extra for extra in columns] * self.num_loops
+        return self._widths("value_columns")
 
     @property
     def key_cache_dims(self) -> list[int]:
         """Width of the cached key in each layer: head_dim plus the encoding's extra columns."""
+        return self._widths("key_columns")
+
+    def _widths(self, columns: str) -> list[int]:
         assert isinstance(self.encoding, dict) and self.head_dim is not None
-        columns = build_encoding(self.encoding, self.geometry).key_columns
-        return [self.head_dim + extra for extra in columns] * self.num_loops
+        found = list(getattr(build_encoding(self.encoding, self.geometry), columns))
+        if isinstance(self.local_encoding, dict):
+            local = getattr(build_encoding(self.local_encoding, self.geometry), columns)
+            found = [local[index] if index in self.local_layers else each for index, each in enumerate(found)]
+        return [self.head_dim + extra for extra in found] * self.num_loops
 
 
 def refuse_misspelt(kwargs: dict[str, Any], config: PreTrainedConfig) -> None:

@@ -1,6 +1,7 @@
 """Positions and attention masks per layer type, from the caller's mask, ids, segments and cache."""
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -154,6 +155,9 @@ def _build_layer_mask(
     num_keys, first_key = past.get_mask_sizes(num_tokens, layer) if past is not None else (num_tokens, 0)
     if hook is not None:
         return hook(lambda also: _build_mask(config, x, own_mask, positions, past, window, True, True, also), config)
+    if continues_plainly(config, encoding, x, own_mask, past, window):
+        make = cache(lambda: _build_mask(config, x, None, positions, past, None, True, training))
+        return AttentionMask(continued=make)
     mask = _build_mask(config, x, own_mask, positions, past, window, not encoding.adds_bias, training)
     if not encoding.adds_bias:
         return AttentionMask(mask)
@@ -161,6 +165,21 @@ def _build_layer_mask(
         return AttentionMask(mask, positions.ids)
     seen = seen_tokens(encoding, x, own_mask, first_key)
     return AttentionMask(mask, key_ids(positions.ids, past.get_seq_length(), first_key, num_keys, seen))
+
+
+def continues_plainly(
+    config: EquitapeConfig,
+    encoding: PositionalEncoding,
+    x: Tensor,
+    attention_mask: Tensor | BlockMask | None,
+    past: Cache | None,
+    window: int | None,
+) -> bool:
+    """Whether new tokens on a GPU see all of a growing cache and each other causally, and nothing else matters."""
+    if past is None or past.is_compileable or window is not None or encoding.adds_bias or attention_mask is not None:
+        return False
+    may_choose = x.is_cuda and not torch.compiler.is_compiling()
+    return may_choose and config._attn_implementation == "sdpa" and x.shape[1] > 1
 
 
 def _build_mask(

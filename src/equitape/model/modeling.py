@@ -29,6 +29,7 @@ from .attention import EquitapeAttention
 from .block import EquitapeDecoderLayer
 from .configuration import EquitapeConfig
 from .context_parallel import check_call, place, refuse_torchs_split, ring_mask
+from .experts import is_part_of_experts
 from .masks import AttentionHook, build_masks, build_positions
 from .old_files import accept_scalars
 from .paged import PagedCache, PagedModel
@@ -74,10 +75,17 @@ class EquitapePreTrainedModel(PreTrainedModel):
             init.zeros_(module.bias)
         if isinstance(module, (PositionalEncoding, LayerEncoding)):
             module.reset_parameters(self.config.initializer_range)
+        elif isinstance(module, RMSNorm) and module.offset:
+            init.constant_(module.weight, 1.0 - module.offset)
+        elif is_part_of_experts(module):
+            for parameter in module.parameters(recurse=False):
+                init.normal_(parameter, mean=0.0, std=self.config.initializer_range)
 
     def _check_and_adjust_attn_implementation(self, attn_implementation: str | None, *args: Any, **kwargs: Any) -> str:
         assert isinstance(self.config.encoding, dict)
         kind = self.config.encoding["kind"]
+        if self.config.attention_softcap is not None:
+            attn_implementation = checks.check_softcap(attn_implementation)
         checks.check_backend(kind, ENCODINGS[kind].backends, attn_implementation)
         return super()._check_and_adjust_attn_implementation(attn_implementation, *args, **kwargs)
 
@@ -126,11 +134,16 @@ class EquitapeModel(EquitapePreTrainedModel):
         geometry = config.geometry
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
         self.encoding = build_encoding(config.encoding, geometry)
+        self.local_encoding = (
+            build_encoding(config.local_encoding, geometry) if isinstance(config.local_encoding, dict) else None
+        )
+        self.local_layers = frozenset(config.local_layers)
+        encodings = [self._choose(index).layer(index) for index in range(geometry.num_layers)]
         self.layers = nn.ModuleList(
-            [EquitapeDecoderLayer(config, index, self.encoding.layer(index)) for index in range(geometry.num_layers)]
+            [EquitapeDecoderLayer(config, index, encoding) for index, encoding in enumerate(encodings)]
         )
         accept_scalars(self.layers)
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, config.norm_offset)
         self.gradient_checkpointing = False
         self.post_init()
 
@@ -164,25 +177,27 @@ class EquitapeModel(EquitapePreTrainedModel):
         checks.check_tokens(input_ids, inputs_embeds)
         if input_ids is not None and isinstance(self.embed_tokens, nn.Embedding):
             checks.check_vocabulary(input_ids, self.embed_tokens.num_embeddings)
-        x: Tensor = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        x: Tensor = self._embed(input_ids) if inputs_embeds is None else inputs_embeds
         paged = kwargs.pop("cache", None)
         if paged is None:
             checks.check_position_ids(position_ids, x)
         checks.check_segments(segment_ids, x, past_key_values)
         checks.check_jumps(position_jumps, x, past_key_values)
         assert self.config.head_dim is not None
-        scaling = self.config.head_dim**-0.5 * self.encoding.score_scale
+        scaling = self.config.query_scale or self.config.head_dim**-0.5
         if paged is not None:
             assert position_ids is not None
             checks.check_paged_cache(self.encoding, self.config._attn_implementation)
+            checks.check_uniform_layers(self.config, "Continuous batching")
             past: Any = PagedCache(paged, kwargs, self.config)
             positions = past.positions(self.encoding, position_ids.long())
-            masks = past.masks(self.encoding, positions.ids, x.dtype, scaling)
+            masks = past.masks(self.encoding, positions.ids, x.dtype, scaling * self.encoding.score_scale)
         elif self.shards is not None:
             check_call(attention_mask, segment_ids, past_key_values, self.training_attention is not None)
+            checks.check_uniform_layers(self.config, "Splitting rows over processes")
             past = None
             positions = place(self.encoding, x, position_ids, position_jumps, self.shards)
-            masks = {"full_attention": ring_mask(self.shards, scaling)}
+            masks = {"full_attention": ring_mask(self.shards, scaling * self.encoding.score_scale)}
         else:
             if not torch.compiler.is_compiling():
                 refuse_torchs_split()
@@ -205,6 +220,8 @@ class EquitapeModel(EquitapePreTrainedModel):
         x = self.encoding("embed", x, positions)
         state = self.encoding("initial_state", positions, x.dtype)
 
+        local = self.local_encoding
+        local_state = None if local is None else local("initial_state", positions, x.dtype)
         layer_types = self.config.layer_types
         inputs, states = x, []
         for index in range(self.config.num_hidden_layers):
@@ -213,21 +230,35 @@ class EquitapeModel(EquitapePreTrainedModel):
                 x = x + inputs
             if output_position_states and state is not None:
                 states.append(state)
-            x, state = self.layers[block](
+            encoding = self._choose(index)
+            x, new_state = self.layers[block](
                 x,
-                state,
+                local_state if encoding is local else state,
                 positions=positions,
                 attention_mask=masks[layer_types[index]],
-                scaling=scaling,
+                scaling=scaling * encoding.score_scale,
                 past_key_values=past,
                 cache_layer=index,
                 **kwargs,
             )
+            if encoding is not local:
+                state = new_state
         return EquitapeModelOutput(
             last_hidden_state=self.norm(x),
             past_key_values=past_key_values,
             position_states=self._collect(states, x) if output_position_states else None,
         )
+
+    def _choose(self, layer: int) -> PositionalEncoding:
+        """The encoding of a layer."""
+        return self.local_encoding if self.local_encoding is not None and layer in self.local_layers else self.encoding
+
+    def _embed(self, input_ids: Tensor | None) -> Tensor:
+        x: Tensor = self.embed_tokens(input_ids)
+        if self.config.embedding_scale is None:
+            return x
+        # rounded to the dtype of the weights, as Gemma does
+        return x * torch.tensor(self.config.embedding_scale, dtype=x.dtype, device=x.device)
 
     def _collect(self, states: list[Tensor], x: Tensor) -> tuple[Tensor, ...] | None:
         """The fields of all layers as [B, G, N, D]; None for encodings without one."""
@@ -290,6 +321,9 @@ class EquitapeForCausalLM(EquitapePreTrainedModel, GenerationMixin):
         hidden = outputs.last_hidden_state
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(hidden[:, kept, :])
+        cap = self.config.logit_softcap
+        if cap is not None:
+            logits = cap * torch.tanh(logits / cap)
         loss = None
         if labels is not None:
             if self.model.shards is not None and kwargs.get("shift_labels") is None:

@@ -36,12 +36,15 @@ def eager_attention(
     attention_mask: Tensor | None,
     scaling: float,
     dropout: float = 0.0,
+    softcap: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Unfused attention, which also returns its weights [B, H, N, K]."""
+    """Unfused attention, which also returns its weights [B, H, N, K]. softcap: bound of the scores, by tanh."""
     heads, groups = query.shape[1], key.shape[1]
     grouped = query.unflatten(1, (groups, heads // groups))
     scores = torch.einsum("bgrnd,bgkd->bgrnk", grouped, key).flatten(1, 2) * scaling
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
     if attention_mask is not None:
         mask = attention_mask
         scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min) if mask.dtype == torch.bool else scores + mask

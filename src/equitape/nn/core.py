@@ -14,6 +14,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ..encodings import LayerEncoding, Positions
 from .backends import cuda_attention, eager_attention, flexible_attention
+from .continued import can_continue, continued_attention
 from .norm import RMSNorm
 
 PlainAttention = Callable[[Tensor, Tensor, Tensor, Tensor | BlockMask | None], Tensor]
@@ -31,6 +32,8 @@ class AttentionMask(NamedTuple):
     """Replaces the attention call: receives that call, query, key and value, and may call it on parts."""
     causal: bool = True
     """Whether a mask of None means causal attention; otherwise all tokens attend to all."""
+    continued: Callable[[], Tensor | BlockMask | None] | None = None
+    """With cached keys before those of this call and no mask: makes the mask where no kernel does without."""
 
 
 class KeyValueCache(Protocol):
@@ -115,11 +118,17 @@ class AttentionCore(nn.Module):
         bias: bool = False,
         output_bias: bool = False,
         qk_norm: bool = False,
+        qk_norm_joint: bool = False,
         norm_eps: float = 1e-6,
+        norm_offset: float = 0.0,
+        rotates: bool = True,
         dropout: float = 0.0,
     ):
+        """qk_norm_joint: one norm over all heads. rotates: False leaves out the encoding's rotation."""
         super().__init__()
         self.head_dim = head_dim
+        self.rotates = rotates
+        self.qk_norm_joint = qk_norm_joint
         # these names are read by transformers' attention functions
         self.num_key_value_groups = num_heads // num_kv_heads
         self.attention_dropout = dropout
@@ -131,8 +140,8 @@ class AttentionCore(nn.Module):
         self.v_proj = nn.Linear(hidden_size, num_kv_heads * head_dim, bias=bias)
         self.o_proj = nn.Linear(num_heads * head_dim, hidden_size, bias=output_bias)
         if qk_norm:
-            self.q_norm = RMSNorm(head_dim, norm_eps)
-            self.k_norm = RMSNorm(head_dim, norm_eps)
+            widths = [head_dim * (count if qk_norm_joint else 1) for count in (num_heads, num_kv_heads)]
+            self.q_norm, self.k_norm = (RMSNorm(width, norm_eps, norm_offset) for width in widths)
 
     def attend(
         self,
@@ -151,15 +160,18 @@ class AttentionCore(nn.Module):
         query = self.q_proj(hidden_states).view(*hidden_states.shape[:-1], -1, self.head_dim)
         key = self.k_proj(source).view(*source.shape[:-1], -1, self.head_dim)
         value = self.v_proj(source).view(*source.shape[:-1], -1, self.head_dim).transpose(1, 2)
-        if self.qk_norm:
+        if self.qk_norm and self.qk_norm_joint:
+            query = self.q_norm(query.flatten(-2)).view_as(query)
+            key = self.k_norm(key.flatten(-2)).view_as(key)
+        elif self.qk_norm:
             query, key = self.q_norm(query), self.k_norm(key)
         key_state = state if context is None else context.state
         columns: Tensor | None = self.encoding("extra_values", key_state)
         value = widen(value, columns)
         query, key = query.transpose(1, 2), key.transpose(1, 2)
-        if context is not None:
+        if context is not None and self.rotates:
             query, key = self._rotate_apart(query, key, state, key_state)
-        else:
+        elif self.rotates:
             if columns is not None and columns is state and columns.requires_grad and columns.dtype == value.dtype:
                 # attention saves the widened value for backward: reading the state from it avoids a second copy
                 state = value[..., self.head_dim :]
@@ -227,6 +239,10 @@ def attend(
     implementation = module.implementation
     dropout = module.attention_dropout if module.training else 0.0
     mask = attention_mask.mask
+    if attention_mask.continued is not None:
+        if dropout == 0 and can_continue(query, key, value):
+            return continued_attention(query, key, value, scaling), None
+        mask = attention_mask.continued()
     if attention_mask.attend is not None:
 
         def plain(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | BlockMask | None) -> Tensor:

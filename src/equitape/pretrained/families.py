@@ -1,7 +1,9 @@
 """Decoder families that can be adapted, and their configurations as EquitapeConfig."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
+
+from torch import Tensor, nn
 
 from ..model import EquitapeConfig
 
@@ -27,18 +29,24 @@ def translate_config(source: Any) -> EquitapeConfig:
     if kind not in FAMILIES:
         raise ValueError(
             f"Architecture {kind!r} cannot be adapted. Supported: {', '.join(FAMILIES)}, decoders with rotary "
-            f"positions on full heads, pre-RMSNorm and a gated feed-forward layer. Convert the weights to one of "
-            f"these, or train a model with `equitape train`."
+            f"positions on full heads, RMS norms and a gated feed-forward layer or a mixture of them. Convert the "
+            f"weights to one of these, or train a model with `equitape train`."
         )
-    given = {name: getattr(source, name) for name in COMMON_FIELDS}
+    given = {name: getattr(source, name) for name in COMMON_FIELDS if hasattr(source, name)}
     given["head_dim"] = getattr(source, "head_dim", None) or source.hidden_size // source.num_attention_heads
     given.update(FAMILIES[kind](source))
-    return EquitapeConfig(**given, encoding={"kind": "rope", **read_rope(source)})
+    if "encoding" not in given:
+        given["encoding"] = read_rope(source)
+    return EquitapeConfig(**given)
 
 
-def read_rope(source: Any) -> dict[str, Any]:
-    """Base and scaling of the rotary frequencies, from `rope_parameters` or its older name, `rope_scaling`."""
+def read_rope(source: Any, layers: str | None = None) -> dict[str, Any]:
+    """RoPE with base and scaling of the source, from `rope_parameters` or its older name, `rope_scaling`.
+
+    layers: the type of layers, in a model whose types have different ones.
+    """
     given = dict(getattr(source, "rope_parameters", None) or getattr(source, "rope_scaling", None) or {})
+    given = given if layers is None else dict(given[layers])
     if any(isinstance(value, dict) for value in given.values()):
         raise ValueError(
             f"The layers of this model have different rotary positions ({', '.join(given)}); only one set for all "
@@ -63,7 +71,7 @@ def read_rope(source: Any) -> dict[str, Any]:
     if kind == "yarn":
         scaling["truncate"] = bool(given.get("truncate", True))
         scaling.setdefault("factor", source.max_position_embeddings / scaling["original_max_positions"])
-    return {"theta": theta, "scaling": scaling}
+    return {"kind": "rope", "theta": theta, "scaling": scaling}
 
 
 def _llama(source: Any) -> dict[str, Any]:
@@ -90,4 +98,89 @@ def _windows(source: Any) -> dict[str, Any]:
     return {"sliding_window": source.sliding_window, "sliding_layers": sliding}
 
 
-FAMILIES: dict[str, Translate] = {"llama": _llama, "mistral": _mistral, "qwen2": _qwen2, "qwen3": _qwen3}
+def _smollm3(source: Any) -> dict[str, Any]:
+    unrotated = [index for index, rotated in enumerate(source.no_rope_layers) if not rotated]
+    return {**_llama(source), "unrotated_layers": unrotated or None, **_windows(source)}
+
+
+def _olmo2(source: Any) -> dict[str, Any]:
+    return {"attention_bias": source.attention_bias, "qk_norm": True, "qk_norm_joint": True, "norms": "after"}
+
+
+def _phi3(source: Any) -> dict[str, Any]:
+    if source.resid_pdrop or source.embd_pdrop:
+        raise ValueError("This model drops out residuals or embeddings, which is not supported; set resid_pdrop and "
+                         "embd_pdrop to 0.")  # fmt: skip
+    return {"sliding_window": source.sliding_window}
+
+
+def _gemma2(source: Any) -> dict[str, Any]:
+    if source.use_bidirectional_attention:
+        raise ValueError("This model attends in both directions and is not a decoder.")
+    return {
+        "hidden_act": source.hidden_activation,
+        "attention_bias": source.attention_bias,
+        "norms": "both",
+        "norm_offset": 1.0,
+        "query_scale": source.query_pre_attn_scalar**-0.5,
+        "attention_softcap": source.attn_logit_softcapping,
+        "logit_softcap": source.final_logit_softcapping,
+        "embedding_scale": source.hidden_size**0.5,
+        **_windows(source),
+    }
+
+
+def _gemma3(source: Any) -> dict[str, Any]:
+    rotations = {
+        "encoding": read_rope(source, "full_attention"),
+        "local_encoding": read_rope(source, "sliding_attention"),
+    }
+    return {**_gemma2(source), "qk_norm": True, **rotations}
+
+
+def _mixtral(source: Any) -> dict[str, Any]:
+    fields = ("intermediate_size", "num_local_experts", "num_experts_per_tok", "router_jitter_noise")
+    return {"sliding_window": source.sliding_window, **_experts(source, fields, range(source.num_hidden_layers))}
+
+
+def _qwen3_moe(source: Any) -> dict[str, Any]:
+    step, dense = source.decoder_sparse_step, source.mlp_only_layers
+    layers = [index for index in range(source.num_hidden_layers) if index not in dense and (index + 1) % step == 0]
+    fields = ("moe_intermediate_size", "num_experts", "num_experts_per_tok", "norm_topk_prob")
+    experts = _experts(source, fields, layers if source.num_experts > 0 else ())
+    attention = {"attention_bias": source.attention_bias, "qk_norm": True, "sliding_window": source.sliding_window}
+    return {**attention, **experts}
+
+
+def _experts(source: Any, fields: tuple[str, ...], layers: Iterable[int]) -> dict[str, Any]:
+    """Layers with experts, and the fields of the source's configuration that describe them."""
+    own = {name: getattr(source, name) for name in fields}
+    return {"experts": {"family": source.model_type, "layers": list(layers), **own}}
+
+
+FAMILIES: dict[str, Translate] = {
+    "llama": _llama, "mistral": _mistral, "qwen2": _qwen2, "qwen3": _qwen3, "smollm3": _smollm3, "olmo2": _olmo2,
+    "phi3": _phi3, "gemma2": _gemma2, "gemma3_text": _gemma3, "mixtral": _mixtral, "qwen3_moe": _qwen3_moe,
+}  # fmt: skip
+
+
+def split_fused(tensors: dict[str, nn.Parameter], config: EquitapeConfig) -> dict[str, Tensor]:
+    """The weights under the names of an Equitape decoder; fused projections (Phi-3) become views of their parts."""
+    assert config.head_dim is not None and config.num_key_value_heads is not None
+    keys = config.head_dim * config.num_key_value_heads
+    heads = [config.head_dim * config.num_attention_heads, keys, keys]
+    fused = {
+        "qkv_proj": (("q_proj", "k_proj", "v_proj"), heads),
+        "gate_up_proj": (("gate_proj", "up_proj"), [config.intermediate_size] * 2),
+    }
+    found: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        owner, _, leaf = name.rpartition(".")
+        owner, _, module = owner.rpartition(".")
+        if module not in fused:
+            found[name] = tensor
+            continue
+        parts, sizes = fused[module]
+        for part, piece in zip(parts, tensor.detach().split(sizes), strict=True):
+            found[f"{owner}.{part}.{leaf}"] = piece
+    return found

@@ -19,7 +19,7 @@ from ..encodings.base import ENCODINGS
 from ..model import EquitapeConfig, EquitapeForCausalLM
 from ..model.checks import check_loading
 from ..runs.errors import first_line, is_out_of_memory, named_line
-from .families import FAMILIES, translate_config
+from .families import FAMILIES, split_fused, translate_config
 
 TRAINABLE_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 RUNS, VALUES_IN_A_RUN = 8, 512
@@ -27,7 +27,8 @@ RUNS, VALUES_IN_A_RUN = 8, 512
 FINGERPRINTED_FIELDS = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
     "head_dim", "hidden_act", "tie_word_embeddings", "attention_bias", "attention_output_bias", "mlp_bias", "qk_norm",
-    "sliding_window", "sliding_layers", "num_loops",
+    "sliding_window", "sliding_layers", "num_loops", "qk_norm_joint", "norms", "norm_offset", "query_scale",
+    "attention_softcap", "logit_softcap", "embedding_scale", "unrotated_layers", "experts", "local_encoding",
 )  # fmt: skip
 
 Base: TypeAlias = str | Path | PreTrainedModel
@@ -222,10 +223,12 @@ def convert(
     assert isinstance(config.encoding, dict)
     if implementation not in ENCODINGS[config.encoding["kind"]].backends:
         implementation = "sdpa"
+    if config.attention_softcap is not None:
+        implementation = "eager"
     # allocate no memory and draw no random numbers for weights that the source has
     with torch.device("meta"), no_init_weights():
         model = model_class._from_config(config, attn_implementation=implementation)
-    _place(model, dict(source.named_parameters(remove_duplicate=False)))
+    _place(model, split_fused(dict(source.named_parameters(remove_duplicate=False)), config))
     if config.tie_word_embeddings:
         model.lm_head.weight = model.model.embed_tokens.weight
     _make_missing(model, seed)
@@ -235,7 +238,7 @@ def convert(
     return model.eval()
 
 
-def _place(model: nn.Module, given: dict[str, nn.Parameter]) -> None:
+def _place(model: nn.Module, given: dict[str, Tensor]) -> None:
     """Assign tensors to the parameters of the same names."""
     for prefix, module in model.named_modules():
         for leaf, parameter in module._parameters.items():

@@ -308,7 +308,8 @@ def choose_scorer(model: Any, probe: Tensor) -> Scorer:
     """
     model = unwrap(model)
     decoder, head = _parts(model)
-    if head is not None and (isinstance(model, EquitapeForCausalLM) or _agree(model, decoder, head, probe)):
+    plain = isinstance(model, EquitapeForCausalLM) and model.config.logit_softcap is None
+    if head is not None and (plain or _agree(model, decoder, head, probe)):
         return lambda tokens, targets: _losses_by_head(decoder, head, tokens, targets)
     return lambda tokens, targets: _losses_by_cache(model, tokens, targets)
 

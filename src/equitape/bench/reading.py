@@ -1,0 +1,131 @@
+"""Read one very long text in chunks through the cache: time and memory against length, and the loss at its end.
+
+Only the last tokens get logits, so memory is that of the cache and of one chunk.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from transformers import DynamicCache
+
+from ..model import EquitapeForCausalLM
+from ..report.charts import Line, LinePanel, line_figure
+from ..report.style import series_styles
+
+CHUNK, LAST = 65536, 8192
+LOGIT_TOKENS = 1024
+"""Tokens whose logits exist at a time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """One model that has read a text."""
+
+    name: str
+    encoding: str
+    tokens: int
+    chunk: int
+    last: int
+    """Tokens at the end whose loss was measured."""
+    perplexity: float
+    seconds: float
+    cache_gib: float
+    """Of the cache at the end."""
+    peak_gib: float | None
+    """Of the device's memory; None on a CPU."""
+    lengths: list[int] = field(default_factory=list)
+    """Tokens read after each chunk."""
+    chunk_seconds: list[float] = field(default_factory=list)
+
+    @property
+    def microseconds_per_token(self) -> list[float]:
+        """Of the tokens of each chunk."""
+        starts = [0, *self.lengths[:-1]]
+        pairs = zip(self.chunk_seconds, starts, self.lengths, strict=True)
+        return [1e6 * seconds / (end - start) for seconds, start, end in pairs]
+
+    def to_dict(self) -> dict[str, Any]:
+        """For results files."""
+        return {**asdict(self), "microseconds_per_token": self.microseconds_per_token}
+
+
+@torch.no_grad()
+def read_text(
+    model: EquitapeForCausalLM,
+    tokens: Tensor,
+    name: str,
+    *,
+    chunk: int = CHUNK,
+    last: int = LAST,
+    show: Callable[[int, float], None] | None = None,
+) -> Reading:
+    """Read tokens [N] in chunks and score the last ones. show: called with tokens and seconds after each chunk."""
+    device = model.device
+    if not 0 < last < len(tokens):
+        raise ValueError(f"last is {last}; it must be at least 1 and below the {len(tokens)} tokens of the text.")
+    tokens = tokens.to(device)[None]
+    total = tokens.shape[1]
+    cache = DynamicCache(config=model.config)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    loss, lengths, times = 0.0, [], []
+    for start in range(0, total, chunk):
+        end = min(start + chunk, total)
+        began = now(device)
+        hidden = model.model(input_ids=tokens[:, start:end], past_key_values=cache, use_cache=True).last_hidden_state
+        times.append(now(device) - began)
+        lengths.append(end)
+        # the state of token i predicts token i + 1
+        first = max(start, total - last - 1)
+        if first < min(end, total - 1):
+            loss += sum_losses(model, hidden[0, first - start :], tokens[0, first + 1 : end + 1])
+        if show is not None:
+            show(end, times[-1])
+        del hidden
+    assert isinstance(model.config.encoding, dict)
+    size = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
+    return Reading(
+        name=name,
+        encoding=model.config.encoding["kind"],
+        tokens=total,
+        chunk=chunk,
+        last=last,
+        perplexity=math.exp(loss / last),
+        seconds=sum(times),
+        cache_gib=size / 2**30,
+        peak_gib=torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None,
+        lengths=lengths,
+        chunk_seconds=times,
+    )
+
+
+def sum_losses(model: EquitapeForCausalLM, hidden: Tensor, wanted: Tensor) -> float:
+    """The sum of losses in nats, of states [n or n + 1, C] and the tokens after them [n]."""
+    pairs = zip(hidden[: len(wanted)].split(LOGIT_TOKENS), wanted.split(LOGIT_TOKENS), strict=True)
+    return sum(float(cross_entropy(model.lm_head(part).float(), after, reduction="sum")) for part, after in pairs)
+
+
+def now(device: torch.device) -> float:
+    """Seconds, once the device has done everything."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def write_reading_plot(readings: list[Reading], path: Path) -> None:
+    """Time per token against the tokens read before, one line per model."""
+    styles = series_styles({each.name: each.encoding for each in readings})
+    lines = [
+        Line(label=each.name, style=styles[each.name], x=each.lengths, y=each.microseconds_per_token)
+        for each in readings
+    ]
+    panel = LinePanel(lines=lines, x_label="tokens read", y_label="microseconds per token", zero=True)
+    with line_figure([panel]) as figure:
+        figure.savefig(path, dpi=150)
