@@ -18,9 +18,10 @@ os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 import torch
 
 from equitape import adapt, load_adapter
-from equitape.bench.reading import CHUNK, LAST, read_text, write_reading_plot
+from equitape.bench.reading import CHUNK, LAST, read_text
 from equitape.data.tokens import build_tokens
 from equitape.pretrained.loading import choose_device, tokenizer_of
+from equitape.report.benchmark import write_reading_plot
 from equitape.runs.environment import describe_environment
 
 

@@ -9,8 +9,9 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from cases import build, draw_tokens
-from equitape.bench.reading import read_text, write_reading_plot
+from equitape.bench.reading import read_text
 from equitape.data.tokenizers import byte_tokenizer
+from equitape.report.benchmark import write_reading_plot
 from families import make_source
 from words import write_text
 

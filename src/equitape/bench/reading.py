@@ -7,7 +7,6 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,8 +15,6 @@ from torch.nn.functional import cross_entropy
 from transformers import DynamicCache
 
 from ..model import EquitapeForCausalLM
-from ..report.charts import Line, LinePanel, line_figure
-from ..report.style import series_styles
 
 CHUNK, LAST = 65536, 8192
 LOGIT_TOKENS = 1024
@@ -117,15 +114,3 @@ def now(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
-
-
-def write_reading_plot(readings: list[Reading], path: Path) -> None:
-    """Time per token against the tokens read before, one line per model."""
-    styles = series_styles({each.name: each.encoding for each in readings})
-    lines = [
-        Line(label=each.name, style=styles[each.name], x=each.lengths, y=each.microseconds_per_token)
-        for each in readings
-    ]
-    panel = LinePanel(lines=lines, x_label="tokens read", y_label="microseconds per token", zero=True)
-    with line_figure([panel]) as figure:
-        figure.savefig(path, dpi=150)
