@@ -20,9 +20,21 @@ import torch
 from equitape import adapt, load_adapter
 from equitape.bench.reading import CHUNK, LAST, read_text
 from equitape.data.tokens import build_tokens
+from equitape.nn.continued import is_right
 from equitape.pretrained.loading import choose_device, tokenizer_of
 from equitape.report.benchmark import write_reading_plot
 from equitape.runs.environment import describe_environment
+
+
+def check_kernel(model, device):
+    """End before a mask of chunk times tokens fills the memory."""
+    config = model.config
+    heads, widths = (
+        (config.num_attention_heads, config.num_key_value_heads),
+        (config.key_cache_dims[0], config.value_cache_dims[0]),
+    )
+    if device.type == "cuda" and not is_right(device, model.dtype, heads, widths):
+        raise SystemExit(f"No kernel here continues a cache of {model.dtype} with heads {heads} and widths {widths}.")
 
 
 def main():
@@ -52,6 +64,7 @@ def main():
         else:
             model = load_adapter(given.base, given.adapter, dtype=dtype)
         model.requires_grad_(False).to(device)
+        check_kernel(model, device)
         # kernels are loaded and compiled before anything is timed
         read_text(model, text[: min(4 * given.last, len(text))], "warm-up", chunk=given.last, last=min(64, given.last))
         row = text.repeat(-(-tokens // len(text)))[:tokens]

@@ -233,3 +233,20 @@ def test_few_gates_are_padded_and_mean_the_same(autocast):
     with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
         # a slice of a wider result
         assert gate(x).stride(1) == 16
+
+
+@pytest.mark.parametrize("kind", ["rope", "tape"])
+def test_chunks_continue_a_cache_without_a_mask(kind, monkeypatch):
+    """SmolLM2's heads: the logits of one pass, and no mask is ever made."""
+    sizes = {"hidden_size": 576, "num_attention_heads": 9, "num_key_value_heads": 3, "num_hidden_layers": 3}
+    model, tokens = on_gpu(kind, **sizes), tokens_on_gpu(2, 700)
+    with torch.no_grad():
+        wanted = model(tokens).logits.float()
+        monkeypatch.setattr(masks, "create_causal_mask", None)
+        past, parts = None, []
+        for start, end in ((0, 300), (300, 310), (310, 700)):
+            output = model(tokens[:, start:end], past_key_values=past, use_cache=True)
+            past = output.past_key_values
+            parts.append(output.logits.float())
+    error = (torch.cat(parts, 1) - wanted).norm() / wanted.norm()
+    assert error < 0.03
