@@ -79,7 +79,7 @@ class ModelCosts:
         return Block(
             key_width=self.head_dim + self.encoding.key_columns[index],
             value_width=self.head_dim + self.encoding.value_columns[index],
-            parameters=sum(each.numel() for each in parameters.values()) + self._plain_parameters,
+            parameters=sum(each.numel() for each in parameters.values()) + self._plain_parameters + self._extra(index),
             encoding_operations=operations,
             gates=parameters["gate.weight"].shape[0] if "gate.weight" in parameters else 0,
             updates=bool(self.encoding.has_field and operations),
@@ -119,6 +119,17 @@ class ModelCosts:
         if config.mlp_bias:
             count += 2 * self.inner + self.width
         return count + (2 * self.head_dim if config.qk_norm else 0)
+
+    def _extra(self, index: int) -> int:
+        """Weights of a block that Llama's does not have: experts, norms on both sides or over all heads."""
+        config, extra = self.config, 2 * self.width if self.config.norms == "both" else 0
+        if config.qk_norm and config.qk_norm_joint:
+            extra += self.head_dim * (self.heads + self.groups - 2)
+        if config.experts is not None and index in config.experts["layers"]:
+            count = config.experts.get("num_experts") or config.experts["num_local_experts"]
+            inner = config.experts.get("moe_intermediate_size") or self.inner
+            extra += 3 * self.width * (count * inner - self.inner) + count * self.width
+        return extra
 
     @cached_property
     def blocks(self) -> list[Block]:
