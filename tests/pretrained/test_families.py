@@ -7,6 +7,7 @@ from transformers import AutoModelForCausalLM, Gemma3TextConfig, Phi3Config
 from cases import draw_tokens, gap
 from equitape import EquitapeConfig, EquitapeForCausalLM, adapt
 from equitape.pretrained.families import translate_config
+from equitape.scale.costs import ModelCosts
 from families import SIZES, make_source
 
 TOKENS = draw_tokens(2, 30)
@@ -42,6 +43,12 @@ def test_the_cache_continues(case):
             past = output.past_key_values
             parts.append(output.logits)
     assert gap(torch.cat(parts, 1), wanted) < 1e-5
+
+
+@pytest.mark.parametrize("case", NEW)
+def test_estimates_count_all_weights(case):
+    source = make_source(case)
+    assert ModelCosts(translate_config(source.config)).parameters == source.num_parameters()
 
 
 def test_layers_with_a_window_keep_their_rope_in_gemma_3():
