@@ -210,7 +210,7 @@ def check_softcap(attn_implementation: str | None) -> str:
 
 
 def check_uniform_layers(config: EquitapeConfig, what: str) -> None:
-    """Raise ValueError for models with attention that a way of running them does not know. what: begins the sentence."""
+    """Raise ValueError for models whose attention a way of running them does not know. what: names that way."""
     for name in ("attention_softcap", "local_encoding"):
         if getattr(config, name) is not None:
             raise ValueError(f"{what} does not support models with {name}; run this model without it.")
