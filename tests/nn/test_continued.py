@@ -6,8 +6,8 @@ from transformers import DynamicCache
 
 from cases import build, draw_tokens, gap
 from equitape.model import masks
-from equitape.nn import continued, core
-from equitape.nn.continued import can_continue, continued_attention, exact_part
+from equitape.nn import continued
+from equitape.nn.continued import continued_attention, exact_part
 
 
 @pytest.mark.parametrize(("new", "past"), [(5, 20), (20, 5), (1, 7), (9, 9)])
@@ -23,18 +23,17 @@ def test_both_parts_together_are_masked_attention(new, past, width):
     assert gap(found, wanted.transpose(1, 2)) < 1e-5
 
 
-def test_a_cpu_keeps_its_mask():
-    query, key = torch.zeros(1, 2, 4, 8), torch.zeros(1, 2, 6, 8)
-    assert not can_continue(query, key, key)
+def test_a_kernel_that_is_missing_is_not_used():
+    """cuDNN's is missing on a CPU."""
+    assert not continued.is_right(torch.device("cpu"), torch.bfloat16, (4, 2), (16, 32))
 
 
 @pytest.mark.parametrize("kind", ["rope", "tape", "tape2", "fox"])
 @pytest.mark.parametrize("kernel", [True, False])
 def test_chunks_through_the_cache_are_one_pass(kind, kernel, monkeypatch):
-    """The path of a GPU with an exact kernel, and with a kernel that is refused."""
+    """The path of a GPU with an exact kernel, and with masks."""
     model, tokens = build(kind), draw_tokens(2, 40)
-    monkeypatch.setattr(masks, "continues_plainly", lambda config, encoding, x, mask, past, window: past is not None)
-    monkeypatch.setattr(core, "can_continue", lambda *tensors: kernel)
+    monkeypatch.setattr(masks, "can_continue", lambda *given: kernel)
     monkeypatch.setattr(continued, "fused_part", exact_part)
     with torch.no_grad():
         wanted = model(tokens).logits

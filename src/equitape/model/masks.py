@@ -1,7 +1,6 @@
 """Positions and attention masks per layer type, from the caller's mask, ids, segments and cache."""
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import torch
@@ -23,6 +22,7 @@ from ..encodings.positions import (
     runs_from_restarts,
     sequence_extent,
 )
+from ..nn.continued import is_right
 from ..nn.core import AttentionMask
 from ..nn.masks import MaskFunction, mask_function, materialise
 from .configuration import EquitapeConfig
@@ -155,9 +155,8 @@ def _build_layer_mask(
     num_keys, first_key = past.get_mask_sizes(num_tokens, layer) if past is not None else (num_tokens, 0)
     if hook is not None:
         return hook(lambda also: _build_mask(config, x, own_mask, positions, past, window, True, True, also), config)
-    if continues_plainly(config, encoding, x, own_mask, past, window):
-        make = cache(lambda: _build_mask(config, x, None, positions, past, None, True, training))
-        return AttentionMask(continued=make)
+    if continues_plainly(config, encoding, x, own_mask, past, window) and can_continue(config, encoding, x, training):
+        return AttentionMask(continued=True)
     mask = _build_mask(config, x, own_mask, positions, past, window, not encoding.adds_bias, training)
     if not encoding.adds_bias:
         return AttentionMask(mask)
@@ -175,11 +174,20 @@ def continues_plainly(
     past: Cache | None,
     window: int | None,
 ) -> bool:
-    """Whether new tokens on a GPU see all of a growing cache and each other causally, and nothing else matters."""
+    """Whether several new tokens see all of a growing cache and each other causally, and nothing else matters."""
     if past is None or past.is_compileable or window is not None or encoding.adds_bias or attention_mask is not None:
         return False
-    may_choose = x.is_cuda and not torch.compiler.is_compiling()
-    return may_choose and config._attn_implementation == "sdpa" and x.shape[1] > 1
+    return config._attn_implementation == "sdpa" and x.shape[1] > 1
+
+
+def can_continue(config: EquitapeConfig, encoding: PositionalEncoding, x: Tensor, training: bool) -> bool:
+    """Whether a kernel does so without a mask, in the layers of all widths."""
+    if not x.is_cuda or training or torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return False
+    assert config.num_key_value_heads is not None and config.head_dim is not None
+    heads, width = (config.num_attention_heads, config.num_key_value_heads), config.head_dim
+    kinds = set(zip(encoding.key_columns, encoding.value_columns, strict=True))
+    return all(is_right(x.device, x.dtype, heads, (width + key, width + value)) for key, value in kinds)
 
 
 def _build_mask(

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 Part = Callable[[Tensor, Tensor, Tensor, bool, float], tuple[Tensor, Tensor]]
-"""(query, key, value, causal, scaling) -> output [B, H, N, E], logarithm of the sum of exponentials [B, H, N]."""
+"""(query, key, value, causal, scaling) -> output [B, H, N, E], logarithm of the sum of exponentials [B, H, N], in
+float32 at least."""
 TOLERANCE = 0.05
 """Largest error of a probe, whose outputs are of order one, in half precision."""
 
@@ -26,8 +27,8 @@ def continued_attention(query: Tensor, key: Tensor, value: Tensor, scaling: floa
     cached, new = (key[:, :, :past], value[:, :, :past]), (key[:, :, past:], value[:, :, past:])
     one, one_sum = part(query, *cached, False, scaling)
     two, two_sum = part(query, *new, True, scaling)
-    share = torch.sigmoid(one_sum.float() - two_sum.float())[..., None]
-    return (two.float().lerp(one.float(), share)).to(query.dtype).transpose(1, 2)
+    share = torch.sigmoid(one_sum - two_sum)[..., None]
+    return two.to(share.dtype).lerp(one.to(share.dtype), share).to(query.dtype).transpose(1, 2)
 
 
 def fused_part(query: Tensor, key: Tensor, value: Tensor, causal: bool, scaling: float) -> tuple[Tensor, Tensor]:
@@ -39,22 +40,14 @@ def fused_part(query: Tensor, key: Tensor, value: Tensor, causal: bool, scaling:
 
 
 def exact_part(query: Tensor, key: Tensor, value: Tensor, causal: bool, scaling: float) -> tuple[Tensor, Tensor]:
-    """By all scores in float32."""
-    ratio = query.shape[1] // key.shape[1]
-    key, value = (each.float().repeat_interleave(ratio, dim=1) for each in (key, value))
-    scores = scaling * query.float() @ key.transpose(-1, -2)
+    """By all scores, in float32 at least."""
+    ratio, wide = query.shape[1] // key.shape[1], torch.promote_types(query.dtype, torch.float32)
+    key, value = (each.to(wide).repeat_interleave(ratio, dim=1) for each in (key, value))
+    scores = scaling * query.to(wide) @ key.transpose(-1, -2)
     if causal:
         future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
         scores = scores.masked_fill(future, -torch.inf)
     return scores.softmax(-1) @ value, scores.logsumexp(-1)
-
-
-def can_continue(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Whether `continued_attention` is right for such tensors here."""
-    if not query.is_cuda or query.requires_grad:
-        return False
-    heads, widths = (query.shape[1], key.shape[1]), (key.shape[-1], value.shape[-1])
-    return is_right(query.device, query.dtype, heads, widths)
 
 
 @cache

@@ -14,7 +14,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ..encodings import LayerEncoding, Positions
 from .backends import cuda_attention, eager_attention, flexible_attention
-from .continued import can_continue, continued_attention
+from .continued import continued_attention
 from .norm import RMSNorm
 
 PlainAttention = Callable[[Tensor, Tensor, Tensor, Tensor | BlockMask | None], Tensor]
@@ -32,8 +32,8 @@ class AttentionMask(NamedTuple):
     """Replaces the attention call: receives that call, query, key and value, and may call it on parts."""
     causal: bool = True
     """Whether a mask of None means causal attention; otherwise all tokens attend to all."""
-    continued: Callable[[], Tensor | BlockMask | None] | None = None
-    """With cached keys before those of this call and no mask: makes the mask where no kernel does without."""
+    continued: bool = False
+    """Whether cached keys come before those of this call: a mask of None is then causal from the last key on."""
 
 
 class KeyValueCache(Protocol):
@@ -239,10 +239,8 @@ def attend(
     implementation = module.implementation
     dropout = module.attention_dropout if module.training else 0.0
     mask = attention_mask.mask
-    if attention_mask.continued is not None:
-        if dropout == 0 and can_continue(query, key, value):
-            return continued_attention(query, key, value, scaling), None
-        mask = attention_mask.continued()
+    if attention_mask.continued:
+        return continued_attention(query, key, value, scaling), None
     if attention_mask.attend is not None:
 
         def plain(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | BlockMask | None) -> Tensor:
