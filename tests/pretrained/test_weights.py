@@ -201,7 +201,9 @@ def test_a_model_of_our_own(tmp_path):
 
 def test_unsupported_architectures(tmp_path):
     model = GPT2LMHeadModel(GPT2Config(vocab_size=VOCAB, n_embd=32, n_layer=1, n_head=2))
-    message = r"Architecture 'gpt2' cannot be adapted. Supported: llama, mistral, qwen2, qwen3, decoders with rotary"
+    message = (
+        r"Architecture 'gpt2' cannot be adapted. Supported: llama, mistral, qwen2, qwen3, smollm3, olmo2, phi3, gemma2"
+    )
     with pytest.raises(ValueError, match=message):
         adapt(model)
     model.save_pretrained(tmp_path)
