@@ -12,6 +12,7 @@ from equitape import EquitapeForCausalLM
 from equitape.encodings import Geometry, Positions
 from equitape.encodings.base import ENCODINGS
 from equitape.encodings.t5 import bucket
+from equitape.nn import core
 
 SIZES = Geometry(hidden_size=32, num_heads=4, num_kv_heads=2, head_dim=8, num_layers=2)
 N = 7
@@ -174,3 +175,42 @@ def test_score_mod_is_the_twin_of_bias(case):
         expected = model(tokens).logits
         model.set_attn_implementation("flex_attention")
         assert gap(model(tokens).logits, expected) < 1e-10
+
+
+class LargestTensor(TorchDispatchMode):
+    """Records the largest number of elements of a tensor that an operator returned."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor):
+            self.count = max(self.count, result.numel())
+        return result
+
+
+@pytest.mark.parametrize("case", ["t5", "fire", "cope"])
+def test_biases_in_blocks_are_those_of_all_scores(case, monkeypatch):
+    """Three queries at a time: same logits and gradients, with left padding, and no tensor of all scores."""
+    rows, columns = 2, 40
+    tokens = draw_tokens(rows, columns)
+    mask = torch.ones_like(tokens)
+    mask[0, :3] = 0
+
+    def run():
+        model = build(case, attn_implementation="sdpa")
+        with LargestTensor() as largest:
+            logits = model(input_ids=tokens, attention_mask=mask).logits * mask[..., None]
+            logits.square().sum().backward()
+        return logits, {name: each.grad for name, each in model.named_parameters()}, largest.count, model
+
+    logits, gradients, all_scores, model = run()
+    heads = model.config.num_attention_heads
+    assert all_scores >= rows * heads * columns * columns
+    monkeypatch.setattr(core, "MAX_BIAS_BYTES", 5 * 8 * rows * heads * columns)
+    monkeypatch.setattr(core, "BLOCK_BIAS_BYTES", 3 * 8 * rows * heads * columns)
+    in_blocks, same, few_scores, _ = run()
+    assert few_scores < rows * heads * columns * columns
+    assert gap(in_blocks, logits) < 1e-12
+    for name, gradient in gradients.items():
+        assert gap(same[name], gradient) < 1e-9, name

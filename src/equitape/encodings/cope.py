@@ -58,7 +58,7 @@ class CoPELayer(LayerEncoding):
 
 @register_encoding("cope")
 class CoPE(PositionalEncoding):
-    """Depends only on the order of visible keys, not on ids. Needs quadratic memory, like the authors' code."""
+    """Depends only on the order of visible keys, not on ids."""
 
     reads_ids = False
     idea = "each query counts the keys it finds worth counting"

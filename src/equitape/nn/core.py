@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask
+from torch.utils.checkpoint import checkpoint
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ..encodings import LayerEncoding, Positions
@@ -19,6 +20,10 @@ from .norm import RMSNorm
 
 PlainAttention = Callable[[Tensor, Tensor, Tensor, Tensor | BlockMask | None], Tensor]
 """The configured attention: query [B, H, N, D], key [B, G, N, D], value [B, G, N, E] and mask -> [B, N, H, E]."""
+
+# a bias on the scores that takes more memory than the first is made in blocks that take about the second
+MAX_BIAS_BYTES = 2**30
+BLOCK_BIAS_BYTES = 2**27
 
 
 class AttentionMask(NamedTuple):
@@ -224,6 +229,48 @@ def last_cached_key(past: Any, cache_layer: int, positions: Positions) -> Tensor
     return keys.gather(2, place)[:, :, 0] * (index >= 0)[:, None, None]
 
 
+def bias_bytes(query: Tensor, key: Tensor) -> int:
+    """Memory of a bias on all scores."""
+    return query.shape[0] * query.shape[1] * query.shape[2] * key.shape[2] * query.element_size()
+
+
+def attend_in_blocks(
+    module: AttentionCore,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    state: Tensor | None,
+    positions: Positions,
+    attention_mask: AttentionMask,
+    scaling: float,
+    **kwargs: Any,
+) -> Tensor:
+    """`attend` for some queries after others, since a bias on all scores would not fit: [B, N, H, D + E].
+
+    The backward pass computes the bias of each block again.
+    """
+    assert isinstance(attention_mask.mask, Tensor)
+    num_tokens = query.shape[2]
+    size = max(1, BLOCK_BIAS_BYTES * num_tokens // bias_bytes(query, key))
+    mask = attention_mask.mask.expand(-1, -1, num_tokens, -1)
+    ids = positions.ids.expand(-1, num_tokens)
+
+    def part(begin: int, query: Tensor, key: Tensor, value: Tensor, state: Tensor | None) -> Tensor:
+        rows = slice(begin, begin + size)
+        some = attention_mask._replace(mask=mask[:, :, rows])
+        where = positions._replace(ids=ids[:, rows])
+        return attend(module, query[:, :, rows], key, value, state, where, some, scaling, **kwargs)[0]
+
+    trained = torch.is_grad_enabled() and query.requires_grad
+    outputs = [
+        checkpoint(part, begin, query, key, value, state, use_reentrant=False)
+        if trained
+        else part(begin, query, key, value, state)
+        for begin in range(0, num_tokens, size)
+    ]
+    return torch.cat(outputs, dim=1)
+
+
 def attend(
     module: AttentionCore,
     query: Tensor,
@@ -258,7 +305,11 @@ def attend(
             score_mod = module.encoding("score_mod", state, positions, attention_mask.key_ids)
         return flexible_attention(query, key, value, mask, score_mod, scaling), None
     if attention_mask.key_ids is not None:
-        assert mask is not None
+        assert isinstance(mask, Tensor)
+        if implementation == "sdpa" and query.shape[2] > 1 and bias_bytes(query, key) > MAX_BIAS_BYTES:
+            return attend_in_blocks(
+                module, query, key, value, state, positions, attention_mask, scaling, **kwargs
+            ), None
         visible = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
         bias = module.encoding("bias", query, key, state, positions, attention_mask.key_ids, visible, scaling)
         if bias is not None:
@@ -273,9 +324,13 @@ def attend(
     function = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention)
     # the CPU's fused kernel needs a value no wider than the key; calls with dropout must drop the same weights
     if implementation == "sdpa" and query.device.type == "cpu" and value.shape[-1] > key.shape[-1] and not dropout:
-        parts = [
-            function(module, query, key, part, mask, scaling=scaling, **kwargs)[0]
-            for part in value.split(key.shape[-1], dim=-1)
-        ]
-        return torch.cat(parts, dim=-1), None
+        if query.shape[2] == 1 or (torch.is_grad_enabled() and (query.requires_grad or value.requires_grad)):
+            parts = [
+                function(module, query, key, part, mask, scaling=scaling, **kwargs)[0]
+                for part in value.split(key.shape[-1], dim=-1)
+            ]
+            return torch.cat(parts, dim=-1), None
+        # zeros change no score, and cost less than a second softmax; a single token would copy all keys for it
+        missing = value.shape[-1] - key.shape[-1]
+        query, key = nn.functional.pad(query, (0, missing)), nn.functional.pad(key, (0, missing))
     return function(module, query, key, value, mask, dropout=dropout, scaling=scaling, **kwargs)
