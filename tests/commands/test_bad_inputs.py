@@ -140,6 +140,17 @@ def test_weights_that_are_none(content, message, home, tmp_path):
     assert message in refused("check", folder, "--dtype", "float32")
 
 
+@pytest.mark.parametrize("command", ["generate", "eval"])
+@pytest.mark.parametrize("given", ["</s>", [2, "</s>"], True])
+def test_special_tokens_that_are_no_ids(command, given, home, tmp_path):
+    folder = copy(home, tmp_path, "llama")
+    edit(folder / "generation_config.json", lambda content: content.update(eos_token_id=given))
+    words = {"generate": [folder, "All"], "eval": [folder, "--task", "passkey"]}[command]
+    message = refused(command, *words)
+    assert "Cannot read the model" in message
+    assert "eos_token_id of generation_config.json is" in message
+
+
 class Harmful:
     """Writes a file when it is unpickled."""
 

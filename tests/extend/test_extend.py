@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 
 import pytest
@@ -215,7 +216,10 @@ def test_processes_share_the_columns_of_one_report(room, tmp_path):
     """Each column by a command of its own, in any order, then the report: the same figures as in one go."""
     arguments = ("--to", 128, "--compare", "drope", "--compare", "linear")
     once, shared = tmp_path / "once", tmp_path / "shared"
-    call(room, *arguments, "--out", once)
+    shown = call(room, *arguments, "--out", once).output
+    # known once a model with and one without training are done
+    assert re.search(r"About [\d.]+ (s|min|h) left for 2 more models", shown), shown
+    assert re.search(r"About [\d.]+ (s|min|h) left for 1 more model\.", shown), shown
     for name in ("drope", "extended", "linear"):
         result = call(room, *arguments, "--out", shared, "--only", name)
         assert result.exit_code == 0, result.output

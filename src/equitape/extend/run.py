@@ -14,6 +14,7 @@ The folder of an extension holds
 
 import os
 import shutil
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -36,8 +37,9 @@ from ..pretrained.adapting import build, load_adapter, name_of, save_whole
 from ..pretrained.card import CARD
 from ..pretrained.loading import check_vocabulary, choose_device, tokenizer_of
 from ..pretrained.weights import read_config
-from ..registry import describe_choices
+from ..registry import counted, describe_choices
 from ..report.extension import extension_card, write_extension
+from ..report.numbers import duration
 from ..runs.environment import describe_environment
 from ..runs.extension import EXTENDED, ORIGINAL, Agreement, Extension
 from ..runs.files import make_directory, plain, read_json, write_json, write_text
@@ -233,9 +235,7 @@ def run_columns(prepared: Prepared, out: Path, names: Sequence[str], console: Co
     make_directory(out)
     if not (out / EXTEND).exists():
         write_json(out / EXTEND, prepared.identity())
-    stages = Stages(prepared, out, console)
-    for name in names:
-        stages.column(name)
+    Stages(prepared, out, console).columns(names)
 
 
 class Stages:
@@ -250,11 +250,7 @@ class Stages:
 
     def run(self) -> Extension:
         """All stages."""
-        reports: dict[str, Reports] = {}
-        for name in (ORIGINAL, EXTENDED, *list_comparators(self.settings)):
-            found = self.column(name)
-            if found is not None:
-                reports[name] = found
+        reports = self.columns((ORIGINAL, EXTENDED, *list_comparators(self.settings)))
         extension = Extension(
             base=name_of(self.base),
             base_path=self.base,
@@ -280,6 +276,22 @@ class Stages:
         for name in list_comparators(self.settings):
             if name not in UNTRAINED:
                 self.train(self.comparator_plan(name), self.out / name / TRAINING)
+
+    def columns(self, names: Sequence[str]) -> dict[str, Reports]:
+        """The reports of these models, without those whose training failed. Says how long the rest will take."""
+        reports: dict[str, Reports] = {}
+        seconds: dict[bool, float] = {}
+        for index, name in enumerate(names):
+            untrained = [other in (ORIGINAL, *UNTRAINED) for other in names[index:]]
+            if seconds and set(untrained) <= set(seconds):
+                left = duration(sum(seconds[kind] for kind in untrained))
+                self.say(f"About {left} left for {counted(len(untrained), 'more model')}.")
+            began = time.monotonic()
+            found = self.column(name)
+            seconds[untrained[0]] = time.monotonic() - began
+            if found is not None:
+                reports[name] = found
+        return reports
 
     def column(self, name: str) -> Reports | None:
         """The reports of a model by its name in the tables; None where its training failed."""

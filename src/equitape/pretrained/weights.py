@@ -122,7 +122,17 @@ def read_whole(name: str, **options: Any) -> PreTrainedModel:
             raise ValueError(
                 f"The weight {weight!r} has shape {list(found)}; its configuration requires {list(expected)}."
             )
+        check_special_tokens(getattr(model, "generation_config", None))
     return model
+
+
+def check_special_tokens(settings: Any) -> None:
+    """Raise ValueError if a special token of a generation_config.json is not a token id, or a list of ids."""
+    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        given = getattr(settings, name, None)
+        ids = given if isinstance(given, list) else [given]
+        if given is not None and not all(isinstance(each, int) and not isinstance(each, bool) for each in ids):
+            raise ValueError(f"{name} of generation_config.json is {given!r}; it must be a token id or a list of them")
 
 
 def _check_gguf(path: Path) -> None:
