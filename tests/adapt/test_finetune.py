@@ -442,7 +442,7 @@ def test_a_full_disk_ends_the_command(room, tmp_path, monkeypatch):
     monkeypatch.setattr(adapting, "model_card", fail)
     result = call(room / "base", "--out", tmp_path / "model")
     assert result.exit_code == 1
-    assert "(No space left on device); nothing there was changed" in result.output
+    assert "The disk is full; free some space, then run the command again." in result.output
     assert list(tmp_path.iterdir()) == []
 
 

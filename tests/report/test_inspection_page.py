@@ -106,7 +106,7 @@ def test_states_that_grow_leave_the_first_layer_readable(tmp_path):
     model = build("tape", num_hidden_layers=4)
     with torch.no_grad():
         for block in model.model.layers[:-1]:
-            block.self_attn.encoding.mix_out.mul_(20)
+            block.self_attn.encoding.mix_out.mul_(60)
     inspection = inspect_model(model, draw_tokens(1, 12))
     assert np.abs(inspection.products[3]).max() > 1000 * np.abs(inspection.products[0]).max()
     maps = {entry["name"]: entry for entry in maps_of(inspection)}

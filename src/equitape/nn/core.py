@@ -324,13 +324,9 @@ def attend(
     function = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention)
     # the CPU's fused kernel needs a value no wider than the key; calls with dropout must drop the same weights
     if implementation == "sdpa" and query.device.type == "cpu" and value.shape[-1] > key.shape[-1] and not dropout:
-        if query.shape[2] == 1 or (torch.is_grad_enabled() and (query.requires_grad or value.requires_grad)):
-            parts = [
-                function(module, query, key, part, mask, scaling=scaling, **kwargs)[0]
-                for part in value.split(key.shape[-1], dim=-1)
-            ]
-            return torch.cat(parts, dim=-1), None
-        # zeros change no score, and cost less than a second softmax; a single token would copy all keys for it
-        missing = value.shape[-1] - key.shape[-1]
-        query, key = nn.functional.pad(query, (0, missing)), nn.functional.pad(key, (0, missing))
+        parts = [
+            function(module, query, key, part, mask, scaling=scaling, **kwargs)[0]
+            for part in value.split(key.shape[-1], dim=-1)
+        ]
+        return torch.cat(parts, dim=-1), None
     return function(module, query, key, value, mask, dropout=dropout, scaling=scaling, **kwargs)
