@@ -1,5 +1,7 @@
 """Tokenizers write any text and read it back."""
 
+import json
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -115,3 +117,14 @@ def test_the_folder_of_a_run_holds_its_tokenizer_inside(tmp_path):
     byte_tokenizer().save_pretrained(tmp_path / "run" / "model")
     (tmp_path / "run" / "model" / "config.json").write_text("{}")
     assert len(load_tokenizer(tmp_path / "run")) == len(byte_tokenizer())
+
+
+def test_bpe_does_not_ask_for_a_cleanup_of_spaces(bpe, tmp_path):
+    """transformers would warn that it does none."""
+    bpe.save_pretrained(tmp_path)
+    path = tmp_path / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "clean_up_tokenization_spaces": True}))
+    text = "the cat , the dog ."
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+    assert not tokenizer.clean_up_tokenization_spaces

@@ -69,7 +69,7 @@ def load_tokenizer(name: str | Path) -> Any:
     if str(name) == "bytes":
         return byte_tokenizer()
     try:
-        return AutoTokenizer.from_pretrained(model_folder(str(name)))
+        return without_cleanup(AutoTokenizer.from_pretrained(model_folder(str(name))))
     except Exception as error:
         # transformers raises various errors for a missing file, none of them helpful
         folder = Path(model_folder(str(name))).expanduser()
@@ -79,6 +79,15 @@ def load_tokenizer(name: str | Path) -> Any:
             f"There is no tokenizer in {str(name)!r}{reason}; give 'bytes' or a folder written by save_pretrained of a "
             f"tokenizer."
         ) from error
+
+
+def without_cleanup(tokenizer: Any) -> Any:
+    """The tokenizer, no longer asking for a cleanup of spaces that transformers refuses to BPE with a warning."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    forced = getattr(tokenizer, "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output", False)
+    if backend is not None and isinstance(backend.model, models.BPE) and not forced:
+        tokenizer.clean_up_tokenization_spaces = False
+    return tokenizer
 
 
 def is_byte_tokenizer(tokenizer: Any) -> bool:

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoConfig, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
-from ..data.tokenizers import load_tokenizer
+from ..data.tokenizers import load_tokenizer, without_cleanup
 from ..model import EquitapeForCausalLM
 from ..registry import describe_choices
 from ..runs.errors import first_line
@@ -135,7 +135,7 @@ def tokenizer_of(base: str | Path, given: str | Path | None = None) -> Any:
         require_gguf(path)
         from transformers import AutoTokenizer
 
-        return AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
+        return without_cleanup(AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name))
     try:
         return load_tokenizer(given if given is not None else base)
     except ValueError as error:
