@@ -314,6 +314,11 @@ def test_a_directory_that_cannot_be_made(command, recipe_file, tmp_path):
     assert "is a file; choose a directory" in " ".join(result.output.replace("│", " ").split())
 
 
+@pytest.mark.parametrize("given", ["rope", "[rope]", "rope,", "{kind: rope}"])
+def test_a_single_encoding_needs_no_list(given):
+    assert [choice.label for choice in load_recipe("demo", [f"encodings={given}"]).choices] == ["rope"]
+
+
 def test_help_shows_lists_without_brackets():
     for command in ("train", "compare"):
         assert "encodings=rope,tape" in runner.invoke(app, [command, "--help"]).output

@@ -198,7 +198,10 @@ def load_recipe(source: str | Path, overrides: list[str] | tuple[str, ...] = (),
 
 
 def parse_recipe(content: dict[str, Any], where: str = "The recipe") -> Recipe:
-    """Build a recipe from plain data."""
+    """Build a recipe from plain data. A single encoding needs no list."""
+    single = content.get("encodings")
+    if isinstance(single, (str, dict)):
+        content = {**content, "encodings": [single]}
     return Recipe.parse(content, where)
 
 
