@@ -336,7 +336,7 @@ def test_plain_forms_of_other_layers_are_ours(kind):
     hidden = torch.randn(2, 12, 64, dtype=torch.float64)
     state = part.initial_state(hidden)
     expected = part.attention(hidden, state, part.positions, part.attention_mask, part.scaling).output
-    torch.testing.assert_close(plain_attention(layer, kind, hidden), expected, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(plain_attention(layer, kind, hidden), expected, atol=1e-12, rtol=1e-12)
 
 
 @torch.no_grad()

@@ -342,7 +342,7 @@ REFUSED = {
     "A cache needs causal attention": lambda: layer(causal=False)(draw(2, 6, 32), cache=()),
     "cannot use a cache here": lambda: layer("fox")(draw(2, 6, 32), cache=()),
     "cache is a tuple of 1": lambda: layer()(draw(2, 6, 32), cache=(draw(1),)),
-    "There is no option 'heads'": lambda: Attention(32, 4, heads=2),
+    "Unknown keyword 'heads'": lambda: Attention(32, 4, heads=2),
     "num_heads 4 is not a multiple of num_kv_heads 3": lambda: layer(num_kv_heads=3),
     "its encoding was made for": lambda: layer(make_encoding("tape", 64, 4, 2)),
     "layer is 2; the model has layers 0 to 1": lambda: TapeAttention(32, 4, layer=2, num_layers=2),

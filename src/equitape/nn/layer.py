@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..encodings import Geometry, LayerEncoding, PositionalEncoding, Positions, build_encoding, parse_encoding
+from ..registry import describe_choices
 from . import core
 
 Encoding = str | dict[str, Any] | PositionalEncoding
@@ -50,7 +51,7 @@ def refuse_unknown(sizes: Sizes) -> None:
     """Raise TypeError for a keyword that is not a size."""
     unknown = sorted(set(sizes) - set(Sizes.__annotations__))
     if unknown:
-        raise TypeError(f"There is no option {unknown[0]!r}; sizes are {', '.join(Sizes.__annotations__)}.")
+        raise TypeError(f"Unknown keyword {unknown[0]!r}.{describe_choices(unknown[0], Sizes.__annotations__)}")
 
 
 def make_geometry(hidden_size: int, num_heads: int, num_layers: int, sizes: Sizes) -> Geometry:
