@@ -53,6 +53,23 @@ def test_slopes_as_bloom(num_heads):
     torch.testing.assert_close(alibi_slopes(num_heads, num_heads, CPU).float(), theirs)
 
 
+def test_slopes_down_to_the_slowest():
+    assert alibi_slopes(8, 8, CPU, 2**-16).tolist() == [2.0 ** (-2 * (h + 1)) for h in range(8)]
+    # six heads: those of four, then every other one of eight
+    assert alibi_slopes(6, 6, CPU, 2**-16).tolist() == [2.0**-x for x in (4, 8, 12, 16, 2, 6)]
+
+
+@pytest.mark.parametrize("decay", ["slopes", "learned", "gate"])
+def test_every_decay_starts_at_the_slowest_slope(decay):
+    sizes = {"hidden_size": 32, "head_dim": 8, "num_layers": 1, "num_heads": 4, "num_kv_heads": 4}
+    encoding = {"kind": "tape", "decay": decay, "decay_slowest": 2**-12}
+    layer = build_encoding(encoding, Geometry(**sizes)).layer(0)
+    ids = torch.arange(N)[None]
+    query, key = columns_alone(layer, torch.zeros(1, N, 32), Positions(ids=ids, origin=ids[:, :1]), torch.float64)
+    found = (SCALE * query @ key.transpose(-1, -2))[0, :, -1].diff()
+    assert gap(found, torch.tensor([2.0**-3, 2**-6, 2**-9, 2**-12])[:, None].expand(-1, N - 1)) < 1e-6
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_alibi_is_linear_in_distance_in_every_dtype(dtype):
     """A slope or an id rounded to bfloat16 would be off by far more than this at a distance of 3000."""
@@ -139,7 +156,7 @@ def test_parts_start_as_the_identity_or_as_alibi(case):
     # as many key-value heads as heads: a gate belongs to the former, a slope to the latter
     model = EquitapeForCausalLM(tiny_config(case, num_key_value_heads=4)).eval()
     encoding = model.config.encoding
-    same = {"decay": "slopes", "decay_heads": encoding["decay_heads"]}
+    same = {"decay": "slopes", **{name: encoding[name] for name in ("decay_heads", "decay_slowest")}}
     plain = EquitapeForCausalLM(
         tiny_config("nope" if encoding["kind"] == "fox" else "rope", same, num_key_value_heads=4)
     ).eval()
@@ -178,19 +195,31 @@ def test_gradient_goes_through_one_part():
     assert number.grad.item() == pytest.approx(1 / 64, rel=1e-6)
 
 
-def test_clock_by_hand():
+@pytest.mark.parametrize("speed", [1.0, 8.0])
+def test_clock_by_hand(speed):
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(2, N, 32, dtype=torch.float64, generator=generator)
     weight = torch.randn(2, 32, dtype=torch.float64, generator=generator)
-    found = clock_drift(weight, x, Positions(ids=torch.arange(N)[None]), None)
+    found = clock_drift(weight, x, Positions(ids=torch.arange(N)[None]), None, speed)
     for batch in range(2):
         for head in range(2):
             total = 0.0
             for token in range(N):
                 normed = x[batch, token] / math.sqrt(x[batch, token].square().mean().item() + 1e-6)
-                # a token counts for 2 sigmoid(w x) steps, of which the id has counted one
-                total += 2 / (1 + math.exp(-(normed @ weight[head]).item())) - 1
+                # a token counts for 2 sigmoid(speed w x) steps, of which the id has counted one
+                total += 2 / (1 + math.exp(-speed * (normed @ weight[head]).item())) - 1
                 assert found[batch, head, token].item() == pytest.approx(total, abs=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["rope", "tape"])
+def test_a_faster_clock_is_a_larger_weight(kind):
+    options = {"clock": True, "clock_speed": 4.0}
+    model, usual = build(kind, options), build(kind, {**options, "clock_speed": 1.0})
+    tokens = draw_tokens(2, 10)
+    assert gap(model(tokens).logits, usual(tokens).logits) > 1e-3
+    with torch.no_grad():
+        usual.model.encoding.clock.mul_(4)
+    assert gap(model(tokens).logits, usual(tokens).logits) < 1e-12
 
 
 def test_clock_changes_the_model_and_learns():
@@ -291,6 +320,8 @@ def test_jumps_that_mean_nothing_are_refused():
     [
         ({"decay": "slope"}, "decay is 'slope'; .* Did you mean 'slopes'"),
         ({"decay": "slopes", "decay_heads": 0.0}, "decay_heads is 0.0; it must be a number above 0"),
+        ({"decay": "slopes", "decay_slowest": 1.0}, "decay_slowest is 1.0; it must be a number above 0 and below 1"),
+        ({"clock": True, "clock_speed": 0.0}, "clock_speed is 0.0; it must be a number above 0"),
         ({"decay": "gate", "decay_inside": True}, "needs head_dim 6 or more, not 4"),
         ({"decay": "gate", "decay_heads": 0.2}, "none of 2 heads; raise it to at least 0.5"),
     ],

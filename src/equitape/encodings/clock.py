@@ -1,16 +1,18 @@
 """A clock: content advances positions. A token counts for 0 to 2 steps; 1 is the usual one.
 
-p_i = id_i + sum over j <= i of tanh(w_g x_j / 2), with x the normalised embeddings and w of key-value head g. At w = 0,
-where training starts, positions are the ids. The sum is called the drift of the clock.
+p_i = id_i + sum over j <= i of tanh(s w_g x_j / 2), with x the normalised embeddings, w of key-value head g and s the
+clock's speed. At w = 0, where training starts, positions are the ids. The sum is called the drift of the clock.
 
 Shapes: B batch, N tokens, G key-value heads, C hidden size, E extra columns.
 """
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
+from ..settings import Gt
 from .decay import DecayOptions
 from .positions import Positions
 from .running import PARTS, join_parts, running_sum, without_autocast
@@ -24,9 +26,14 @@ class ClockOptions(DecayOptions):
 
     clock: bool = False
     """Whether content advances positions: a token counts for 0 to 2 steps, learned per key-value head."""
+    clock_speed: Annotated[float, Gt(0)] = 1.0
+    """Learning speed of the clock relative to other weights: a token counts for 2 sigmoid(clock_speed w x) steps. With
+    a higher speed tokens come to count for exactly 0 or 2 steps sooner."""
 
 
-def clock_drift(weight: Tensor, embeddings: Tensor, positions: Positions, previous: Tensor | None) -> Tensor:
+def clock_drift(
+    weight: Tensor, embeddings: Tensor, positions: Positions, previous: Tensor | None, speed: float
+) -> Tensor:
     """[B, G, N] in float32 or wider.
 
     weight: [G, C]; embeddings: [B, N, C]; previous: [B, G, E], the columns of the last cached key of the first block;
@@ -36,7 +43,7 @@ def clock_drift(weight: Tensor, embeddings: Tensor, positions: Positions, previo
     with without_autocast(embeddings.device):
         x = embeddings.to(wide)
         x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPSILON)
-        steps = (nn.functional.linear(x, weight.to(wide)) / 2).tanh()
+        steps = (nn.functional.linear(x, weight.to(wide)) * (speed / 2)).tanh()
     before = None if previous is None else join_parts(previous[..., -PARTS:])
     return running_sum(steps.transpose(1, 2), positions, before)
 

@@ -80,10 +80,18 @@ class ColumnsLayer(LayerEncoding):
 class ColumnsEncoding(PositionalEncoding):
     """An encoding with a decay and, if `has_clock` is set, a clock."""
 
-    def __init__(self, options: Options, geometry: Geometry, decay: DecayOptions, has_clock: bool = False):
+    def __init__(
+        self,
+        options: Options,
+        geometry: Geometry,
+        decay: DecayOptions,
+        has_clock: bool = False,
+        clock_speed: float = 1.0,
+    ):
         super().__init__(options, geometry)
         self.decay = decay
         self.has_clock = has_clock
+        self.clock_speed = clock_speed
         self.keeps_sums = has_clock or decay.decay == "gate"
         # the score gains with every step towards the last token, and a clock counts from the first
         self.needs_causal = has_clock or decay.decay != "none"
@@ -111,4 +119,5 @@ class ColumnsEncoding(PositionalEncoding):
             return positions
         width = count_columns(self.decay, keeps_clock=True)
         previous = None if last_key is None else take_columns(last_key, width, self.decay.decay_inside)
-        return positions._replace(drift=clock_drift(self.clock, embeddings, positions, previous))
+        drift = clock_drift(self.clock, embeddings, positions, previous, self.clock_speed)
+        return positions._replace(drift=drift)

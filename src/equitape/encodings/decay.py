@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor, nn
 
-from ..settings import Gt, Le
+from ..settings import Gt, Le, Lt
 from .options import Geometry, Options
 from .positions import Positions
 from .running import COLUMN_UNIT, PARTS, join_parts, running_sum, split_parts, without_autocast
@@ -34,7 +34,9 @@ class DecayOptions(Options):
     """Fraction of heads that decay; the others treat all distances alike."""
     decay_speed: Annotated[float, Gt(0)] = 1.0
     """Learning speed of learned slopes relative to other weights: slopes are softplus(decay_speed * parameter)."""
-
+    decay_slowest: Annotated[float, Gt(0), Lt(1)] = 2**-8
+    """Slope of the head that decays most slowly, at the start if slopes are learned. The others spread geometrically
+    between 1 and it: head h of H has decay_slowest^(h / H). ALiBi's is 2^-8."""
     decay_inside: bool = False
     """Let the columns of decay and clock replace the lowest frequencies instead of widening heads: attention then costs
     nothing extra, and each head has 4 or 6 fewer channels for content."""
@@ -72,16 +74,16 @@ def count_columns(options: DecayOptions, keeps_clock: bool) -> int:
     return -(-used // multiple) * multiple
 
 
-def alibi_slopes(decaying: int, heads: int, device: torch.device) -> Tensor:
+def alibi_slopes(decaying: int, heads: int, device: torch.device, slowest: float = 2**-8) -> Tensor:
     """ALiBi's slopes of the heads that decay, then zeros: [heads], float64.
 
-    2^(-8 h / H) for H a power of two; otherwise those of the power below, then every other one of the power above.
+    slowest^(h / H) for H a power of two; otherwise those of the power below, then every other one of the power above.
     Computed on the device: a CUDA graph cannot capture a copy from the host.
     """
     below = 2 ** math.floor(math.log2(decaying))
     head = torch.arange(heads, device=device, dtype=torch.float64)
     exponents = torch.where(head < below, (head + 1) / below, (2 * (head - below) + 1) / (2 * below))
-    return torch.exp2(-8 * exponents) * (head < decaying)
+    return torch.exp2(math.log2(slowest) * exponents) * (head < decaying)
 
 
 class Decay(nn.Module):
@@ -95,6 +97,7 @@ class Decay(nn.Module):
         self.num_heads, self.num_kv_heads = geometry.num_heads, geometry.num_kv_heads
         heads = self.num_kv_heads if self.kind == "gate" else self.num_heads
         self.heads, self.decaying = heads, round(options.decay_heads * heads)
+        self.slowest = options.decay_slowest
         if self.kind in ("learned", "gate"):
             self.bias = nn.Parameter(torch.empty(heads))
         if self.kind == "gate":
@@ -104,7 +107,7 @@ class Decay(nn.Module):
         """Start as ALiBi."""
         if self.kind in ("learned", "gate"):
             with torch.no_grad():
-                slopes = alibi_slopes(self.decaying, self.heads, torch.device("cpu")).tolist()
+                slopes = self._start(torch.device("cpu")).tolist()
                 start = [math.log(math.expm1(slope)) if slope else 0.0 for slope in slopes]
                 self.bias.copy_(torch.tensor(start) / self.speed)
         if self.kind == "gate":
@@ -119,7 +122,7 @@ class Decay(nn.Module):
         """
         device = hidden.device
         # not a buffer, which would be rounded when the model is cast to half precision
-        fixed = alibi_slopes(self.decaying, self.heads, device).float()
+        fixed = self._start(device).float()
         # the softmax scale also multiplies these products
         unit = COLUMN_UNIT / scale
         if self.kind == "gate":
@@ -145,6 +148,10 @@ class Decay(nn.Module):
         low = (rest - medium).to(dtype)
         of_query = torch.stack((high, high, high, medium, medium, low), dim=-1)
         return of_query, torch.stack((near, middle, far, near, middle, near), dim=-1)
+
+    def _start(self, device: torch.device) -> Tensor:
+        """Slopes at the start [heads], zero in heads that do not decay."""
+        return alibi_slopes(self.decaying, self.heads, device, self.slowest)
 
     @staticmethod
     def _wide(x: Tensor) -> torch.dtype:
