@@ -15,7 +15,7 @@ from cases import gap
 from equitape.cli import app
 from equitape.data.tokenizers import byte_tokenizer
 from equitape.extend import run as stages
-from equitape.extend.plan import list_comparators
+from equitape.extend.columns import comparator_settings, list_comparators
 from equitape.extend.settings import ExtendSettings
 from equitape.runs.extension import Extension
 from families import make_source
@@ -251,6 +251,34 @@ def test_every_comparator_by_one_name():
         ExtendSettings(to=64, compare=("drop",))
 
 
+def test_a_comparator_has_its_own_settings():
+    """What follows @ holds for one column; a learning rate and LoRA's options for columns of the same kind."""
+    settings = ExtendSettings(to=64, learning_rate=3e-3, lora_rank=4, minutes=2.0, theta=5e5)
+    own = comparator_settings("yarn+lora-plain@theta=4e6,scaling_factor=16,recall=0.5,steps=7,seed=2", settings)
+    assert (own.method, own.theta, own.scaling_factor, own.recall) == ("yarn+lora", 4e6, 16, 0.5)
+    assert (own.minutes, own.steps, own.seed, own.lora_rank, own.learning_rate) == (None, 7, 2, 4, 3e-3)
+    assert own.to_dict()["jumps"]["rate"] == 0
+    every = comparator_settings("theta", settings)
+    assert (every.lora_rank, every.learning_rate, every.theta, every.minutes) == (None, None, None, 2)
+
+
+def test_scaling_and_theta_under_lora(room, tmp_path):
+    """The trained models have the positions that the names of their columns say, and only what is asked is measured."""
+    names = ["yarn+tape2+lora@scaling_factor=8,lora_rank=2", "theta+lora@theta=4e6"]
+    options = {"method": "yarn+lora", "measure": ["passkey"], "compare": names, "steps": 1, "eval_lengths": [640]}
+    extension = extend(room, tmp_path / "out", to=640, recall=0.0, samples=1, theta=3e5, **options)
+    assert {tuple(reports) for reports in extension.reports.values()} == {("passkey",)}
+    assert not extension.verdict.success
+    assert "perplexity was not measured" in extension.verdict.sentence
+    folders = [tmp_path / "out", *(tmp_path / "out" / name / "training" for name in names)]
+    first, second, third = (equitape.load_adapter(room / "base", folder).config.encoding for folder in folders)
+    assert (first["kind"], first["theta"], first["scaling"]["kind"]) == ("rope", 3e5, "yarn")
+    assert first["scaling"]["factor"] == 640 / CONTEXT
+    assert (second["kind"], second["scaling"]["factor"]) == ("tape2", 8)
+    assert (third["theta"], third["scaling"]["kind"]) == (4e6, "default")
+    assert json.loads((folders[1] / "adapter.json").read_text())["settings"]["lora_rank"] == 2
+
+
 def test_facts_and_memory_on_request(room, tmp_path):
     extension = extend(room, tmp_path / "out", to=640, steps=1, row_length=160, recall=0.5, memory=1e-6, samples=1)
     chosen = {choice["name"]: choice for choice in extension.plan}
@@ -293,7 +321,9 @@ def test_refusals_before_any_work(room, tmp_path, monkeypatch):
     attempt("There is no file or folder", data=tmp_path / "nowhere")
     attempt("is in data and in eval_data", data=room / "test")
     attempt("minutes and steps are given", "--minutes", 1)
-    attempt("scaling and theta are given", "--scaling", "yarn", "--theta", 1e6)
+    attempt("There is no comparator 'lora+yarn'", "--compare", "lora+yarn@recall=0.5")
+    attempt("cannot set 'minutes' for itself", "--compare", "lora@minutes=3")
+    attempt("lora@recall=2: recall", "--compare", "lora@recall=2")
     attempt("row_length is 129; it must be at most the context, 128", "--row-length", 129)
     attempt("Did you mean 'theta+lora'", "--method", "theta-lora")
     monkeypatch.setattr(stages.shutil, "disk_usage", lambda place: shutil._ntuple_diskusage(100, 90, 10))

@@ -14,20 +14,21 @@ if TYPE_CHECKING:
     from ..runs.extension import Extension
 
 PLAN = (
-    "to", "method", "scaling", "theta", "row_length", "batch_size", "jumps", "recall", "learning_rate", "memory",
-    "seed",
+    "to", "method", "scaling", "scaling_factor", "theta", "lora_rank", "lora_alpha", "lora_targets", "row_length",
+    "batch_size", "jumps", "recall", "learning_rate", "memory", "seed",
 )  # fmt: skip
+NAMES = {"lora_targets": "lora-target"}
 BUDGET = ("minutes", "tokens", "steps")
 PROOF = (
-    "eval_data", "eval_lengths", "needle_lengths", "text_lengths", "samples", "windows", "batch_tokens", "tolerance",
-    "retrieval_tolerance", "compare",
+    "measure", "eval_data", "eval_lengths", "needle_lengths", "text_lengths", "samples", "windows", "batch_tokens",
+    "tolerance", "retrieval_tolerance", "compare",
 )  # fmt: skip
 
 
 @takes_settings
 def extend(
     base: Annotated[str, typer.Argument(help="A folder with safetensors, a GGUF file, or a name on the Hub.")],
-    plan: Annotated[dict[str, Any], OptionsOf(cls=ExtendSettings, panel="Plan", only=PLAN)],
+    plan: Annotated[dict[str, Any], OptionsOf(cls=ExtendSettings, panel="Plan", only=PLAN, names=NAMES)],
     budget: Annotated[dict[str, Any], OptionsOf(cls=ExtendSettings, panel="Budget", only=BUDGET)],
     proof: Annotated[dict[str, Any], OptionsOf(cls=ExtendSettings, panel="Proof", only=PROOF)],
     files: Annotated[dict[str, Any], OptionsOf(cls=ExtendSettings, only=("data", "tokenizer", "save"))],

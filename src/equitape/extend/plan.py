@@ -10,7 +10,7 @@ from ..report.numbers import duration, quantity
 from ..scale.costs import ModelCosts
 from ..training.settings import Jumps, TrainSettings
 from .estimates import Device, count_trained, fit_memory, usable_bytes
-from .settings import COMPARATORS, EVERY_COMPARATOR, UNTRAINED, WITHOUT_IDS, WITHOUT_JUMPS, ExtendSettings
+from .settings import UNTRAINED, WITHOUT_IDS, ExtendSettings
 
 POLICY: dict[str, Any] = {
     "method": "theta+lora",
@@ -129,10 +129,16 @@ def choose_recall(settings: ExtendSettings) -> float:
     return POLICY["recall"] if settings.recall is None else settings.recall
 
 
-def ntk_theta(config: EquitapeConfig, to: int) -> float:
-    """The rotary base whose lowest frequency turns as far in the new context as the old one did in the old."""
+def split_method(name: str) -> tuple[str | None, str]:
+    """(scaling of positions, method of adapt) of a method's name."""
+    first, _, rest = name.partition("+")
+    return (first, rest) if first in UNTRAINED else (None, name)
+
+
+def ntk_theta(config: EquitapeConfig, factor: float) -> float:
+    """The rotary base whose lowest frequency turns as far in `factor` times the context as the old one did in it."""
     assert isinstance(config.encoding, dict) and config.head_dim is not None
-    factor, dim = to / config.context, config.head_dim
+    dim = config.head_dim
     return float(config.encoding["theta"]) * factor ** (dim / max(dim - 2, 1))
 
 
@@ -140,38 +146,44 @@ def choose_method(
     config: EquitapeConfig, settings: ExtendSettings, row_length: int
 ) -> tuple[AdaptSettings, list[Choice]]:
     """What changes in the model, and why."""
-    method = POLICY["method"] if settings.method == "auto" else settings.method
+    named = POLICY["method"] if settings.method == "auto" else settings.method
+    own, method = split_method(named)
+    scaling, factor = settings.scaling or own, settings.scaling_factor or settings.to / config.context
+    encoding = config.encoding if isinstance(config.encoding, dict) else {}
     given: dict[str, Any] = {"method": method, "context": settings.to, "seed": settings.seed}
-    if settings.scaling is not None:
-        given["scaling"] = settings.scaling
-        positions = f"{settings.scaling} by {settings.to / config.context:g}", "You asked for this scaling."
+    if settings.theta is not None:
+        given["theta"] = settings.theta
+    if scaling is not None:
+        given["scaling"], given["scaling_factor"] = scaling, settings.scaling_factor
+        on = f", theta {settings.theta:g}" if settings.theta is not None else ""
+        why = "You asked for this scaling." if settings.scaling else f"Part of the method {named}."
+        positions = f"{scaling} by {factor:g}{on}", why
     elif settings.theta is not None:
         positions = f"theta {settings.theta:g}", "You asked for this rotary base."
-        given["theta"] = settings.theta
     elif method in WITHOUT_IDS:
         positions = "dropped", "Without positions there is no length that the model has not seen."
     elif method == "longlora":
-        given["scaling"] = "linear"
-        positions = f"linear by {settings.to / config.context:g}", "Groups learn no larger distances otherwise."
-    elif "theta" in method and "theta" in (config.encoding if isinstance(config.encoding, dict) else {}):
-        given["theta"] = ntk_theta(config, settings.to)
+        given["scaling"], given["scaling_factor"] = "linear", settings.scaling_factor
+        positions = f"linear by {factor:g}", "Groups learn no larger distances otherwise."
+    elif "theta" in method and "theta" in encoding:
+        given["theta"] = ntk_theta(config, factor)
         positions = (
             f"theta {given['theta']:g}",
-            f"NTK's rule for {settings.to / config.context:g} times the context: slow frequencies stretch, fast ones "
-            f"hardly change.",
+            f"NTK's rule for {factor:g} times the context: slow frequencies stretch, fast ones hardly change.",
         )
     else:
         positions = "unchanged", f"The method {method} learns the new distances from the jumps."
-    if "theta" in method and settings.scaling is not None:
+    if "theta" in method and scaling is not None and settings.theta is None:
         # the scaling replaces a larger base
-        assert isinstance(config.encoding, dict)
-        given["theta"] = float(config.encoding.get("theta", 10000.0))
+        given["theta"] = float(encoding.get("theta", 10000.0))
     if method == "longlora":
         given["group_size"] = max(row_length // 4, 2)
+    lora = {"lora_rank": settings.lora_rank, "lora_alpha": settings.lora_alpha, "lora_targets": settings.lora_targets}
+    given |= {name: value for name, value in lora.items() if value}
     adapt = AdaptSettings.parse(given, "extend")
     why = "The policy's choice; see docs/results." if settings.method == "auto" else "You asked for this method."
     return adapt, [
-        Choice(name="method", value=method, reason=f"{why} It means: {adapt.effects.idea}."),
+        Choice(name="method", value=named, reason=f"{why} It means: {adapt.effects.idea}."),
         Choice(name="positions", value=positions[0], reason=positions[1]),
     ]
 
@@ -348,23 +360,3 @@ def describe_proof(plan: Plan, costs: ModelCosts, settings: ExtendSettings, devi
 def listed(lengths: Any) -> str:
     """Lengths in one line."""
     return ", ".join(f"{length:,}" for length in lengths)
-
-
-def comparator_settings(name: str, settings: ExtendSettings) -> ExtendSettings:
-    """The settings of a comparator, by its name: yarn, linear, METHOD or METHOD-plain."""
-    given = {**settings.to_dict(), "scaling": None, "theta": None, "compare": ()}
-    if name in UNTRAINED:
-        return ExtendSettings(**{**given, "method": "lora", "scaling": name})
-    jumps = Jumps(rate=0.0) if name.endswith(WITHOUT_JUMPS) else settings.jumps
-    return ExtendSettings(**{**given, "method": name.removesuffix(WITHOUT_JUMPS), "jumps": jumps})
-
-
-def list_comparators(settings: ExtendSettings) -> tuple[str, ...]:
-    """The names of the comparators; for "all", every one but the extension's own way."""
-    names = list(settings.compare)
-    if EVERY_COMPARATOR in names:
-        method = POLICY["method"] if settings.method == "auto" else settings.method
-        own = f"{method}{WITHOUT_JUMPS}" if settings.jumps is not None and settings.jumps.rate == 0 else method
-        names += [name for name in COMPARATORS if name != own or settings.scaling or settings.theta]
-        names.remove(EVERY_COMPARATOR)
-    return tuple(dict.fromkeys(names))

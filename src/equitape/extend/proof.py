@@ -47,6 +47,8 @@ def proof_tasks(plan: Plan, settings: ExtendSettings, tokenizer: Any) -> tuple[d
     notes = []
     wanted = {"passkey": plan.lengths, "needles": plan.needle_lengths}
     for name, options in prompts.items():
+        if name not in settings.measure:
+            continue
         fitting = fitting_lengths(name, options, tokenizer, wanted[name])
         left_out = [length for length in wanted[name] if length not in fitting]
         if left_out:
@@ -54,7 +56,7 @@ def proof_tasks(plan: Plan, settings: ExtendSettings, tokenizer: Any) -> tuple[d
             notes.append(f"{RETRIEVAL[name]}: not measured at {which} tokens, which do not hold a whole prompt.")
         if fitting:
             tasks[name] = {**options, "lengths": fitting, "short": fitting[0]}
-    return tasks, notes
+    return {name: options for name, options in tasks.items() if name in settings.measure}, notes
 
 
 def fitting_lengths(name: str, options: dict[str, Any], tokenizer: Any, lengths: tuple[int, ...]) -> tuple[int, ...]:
@@ -123,7 +125,11 @@ def judge(
         checks = [Check(name="training", passed=False, sentence=note)]
     else:
         before, after = reports[ORIGINAL], reports[EXTENDED]
-        checks = [*check_short(settings, short, before, after), *check_long(settings, context, before, after)]
+        if "perplexity" in before:
+            checks = [*check_short(settings, short, before, after), *check_long(settings, context, before, after)]
+        else:
+            note = "perplexity was not measured, so what the change cost at short lengths is unknown."
+            checks = [Check(name="perplexity", passed=False, sentence=note)]
         for task in RETRIEVAL:
             if task in before:
                 checks += check_retrieval(settings, context, task, before[task], after[task])

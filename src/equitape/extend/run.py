@@ -49,15 +49,16 @@ from ..tasks.evaluated_model import EvaluatedModel
 from ..tasks.perplexity_by_length import name_sources
 from ..training.fit import check_processes
 from ..training.settings import TrainSettings
+from .columns import comparator_settings, list_comparators
 from .estimates import Device
-from .plan import Plan, Text, choose_recall, choose_row_length, comparator_settings, list_comparators, make_plan
+from .plan import Plan, Text, choose_recall, choose_row_length, make_plan
 from .proof import Reports, agree, judge, measure, proof_tasks
-from .settings import UNTRAINED, ExtendSettings
+from .settings import UNTRAINED, ExtendSettings, split_comparator
 
 EXTEND, RESULTS, AGREEMENT = "extend.json", "results.json", "agreement.json"
 TRAINING, MODEL = "training", "model"
 UNIMPORTANT = tuple(
-    f"settings.{name}" for name in ("save", "compare", "tolerance", "retrieval_tolerance", "batch_tokens")
+    f"settings.{name}" for name in ("save", "compare", "measure", "tolerance", "retrieval_tolerance", "batch_tokens")
 )
 """Settings that change neither the model nor a measurement of it."""
 SCORED_WINDOWS = 4
@@ -113,7 +114,8 @@ def prepare(base: str | Path, settings: ExtendSettings) -> Prepared:
     tokenizer = tokenizer_of(base, settings.tokenizer)
     check_vocabulary(tokenizer, config.vocab_size)
     row_length = choose_row_length(config, settings)
-    course = course_of(settings, TrainSettings(steps=1, seed=settings.seed), row_length, row_length)
+    train = TrainSettings(steps=1, seed=settings.seed)
+    course = course_of(settings, train, row_length, row_length, choose_recall(settings))
     course.check(settings.to)
     with join_processes().main_process_first():
         rows, _ = read_data(course, tokenizer, row_length)
@@ -125,6 +127,8 @@ def prepare(base: str | Path, settings: ExtendSettings) -> Prepared:
     )
     device = find_device()
     plan = make_plan(config, settings, text, device)
+    for name in list_comparators(settings):
+        make_plan(config, comparator_settings(name, settings), text, device)
     tasks, notes = proof_tasks(plan, settings, tokenizer)
     held_out = zip(name_sources(settings.eval_data), stores, strict=True)
     notes = [*describe_texts({name: find_overlap(rows.store, store) for name, store in held_out}), *notes]
@@ -151,14 +155,16 @@ def find_device() -> Device:
     return Device(kind=kind, memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
-def course_of(settings: ExtendSettings, train: TrainSettings, row_length: int, scored: int) -> FinetuneSettings:
+def course_of(
+    settings: ExtendSettings, train: TrainSettings, row_length: int, scored: int, recall: float
+) -> FinetuneSettings:
     """The settings of the fine-tuning run. scored: the length at which it scores held-out text itself."""
     name, source = next(iter(name_sources(settings.eval_data).items()))
     return FinetuneSettings(
         data=settings.data,
         train=train,
         row_length=row_length,
-        recall=choose_recall(settings),
+        recall=recall,
         tokenizer=settings.tokenizer,
         evaluation=EvalSettings(data={name: source}, lengths=(scored,), windows=SCORED_WINDOWS),
     )
@@ -274,7 +280,7 @@ class Stages:
         """Train with the first process, which does all else."""
         self.train(self.plan, self.out / TRAINING)
         for name in list_comparators(self.settings):
-            if name not in UNTRAINED:
+            if split_comparator(name)[0] not in UNTRAINED:
                 self.train(self.comparator_plan(name), self.out / name / TRAINING)
 
     def columns(self, names: Sequence[str]) -> dict[str, Reports]:
@@ -282,7 +288,7 @@ class Stages:
         reports: dict[str, Reports] = {}
         seconds: dict[bool, float] = {}
         for index, name in enumerate(names):
-            untrained = [other in (ORIGINAL, *UNTRAINED) for other in names[index:]]
+            untrained = [split_comparator(other)[0] in (ORIGINAL, *UNTRAINED) for other in names[index:]]
             if seconds and set(untrained) <= set(seconds):
                 left = duration(sum(seconds[kind] for kind in untrained))
                 self.say(f"About {left} left for {counted(len(untrained), 'more model')}.")
@@ -322,7 +328,7 @@ class Stages:
     def train(self, plan: Plan, folder: Path) -> dict[str, Any]:
         """The fine-tuning run of a plan."""
         scored = max(1, min(plan.row_length, self.prepared.text.longest - 2))
-        course = course_of(self.settings, plan.train, plan.row_length, scored)
+        course = course_of(self.settings, plan.train, plan.row_length, scored, plan.recall)
         return finetune(self.base, plan.adapt, course, folder, resume=True, console=self.console)
 
     def publish_adapter(self) -> None:
@@ -341,6 +347,8 @@ class Stages:
         reports, evaluated = self.measure(name, load)
         kept = self.out / name / AGREEMENT
         found = read_json(kept)
+        if found is None and "agreement" not in self.settings.measure:
+            return reports
         if found is None:
             evaluated = evaluated or load()
             original = self.evaluated(self.base, None, ORIGINAL)
@@ -353,7 +361,7 @@ class Stages:
     def compare(self, name: str) -> Reports | None:
         """The reports of a comparator; None where its training failed."""
         plan = self.comparator_plan(name)
-        if name in UNTRAINED:
+        if split_comparator(name)[0] in UNTRAINED:
             return self.measure_other(name, lambda: self.untrained(plan, name))
         folder = self.out / name / TRAINING
         if self.train(plan, folder)["status"] != "done":

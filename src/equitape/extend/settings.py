@@ -1,12 +1,13 @@
 """The settings of an extension; imports nothing heavy."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from ..pretrained.settings import MethodName
+from ..pretrained.settings import MethodName, Target
 from ..registry import describe_choices
 from ..settings import Ge, Gt, Settings
 from ..training.settings import Count, Jumps, Seed, Share
+from ..values import set_value
 
 UNTRAINED = ("yarn", "linear")
 """Comparators that only scale positions."""
@@ -14,15 +15,24 @@ WITHOUT_JUMPS = "-plain"
 """Ends the name of a comparator whose ids do not jump."""
 WITHOUT_IDS = ("drope",)
 """Methods whose models read no position ids, so jumps mean nothing to them."""
+ScaledName = Literal["yarn+lora", "yarn+tape+lora", "yarn+tape2+lora"]
+"""Methods of adapt on top of scaled positions: SCALING+METHOD."""
 COMPARED_METHODS = (
     "theta", "theta+lora", "lora", "longlora", "tape", "tape+lora", "theta+tape+lora", "tape2+lora", "theta+tape2+lora",
+    *get_args(ScaledName),
 )  # fmt: skip
+Measure = Literal["perplexity", "passkey", "needles", "agreement"]
 COMPARATORS = (
     *UNTRAINED,
     *(f"{method}{jumps}" for method in COMPARED_METHODS for jumps in ("", WITHOUT_JUMPS)),
     *WITHOUT_IDS,
 )
 EVERY_COMPARATOR = "all"
+OVERRIDES = (
+    "theta", "scaling_factor", "learning_rate", "recall", "jumps", "row_length", "batch_size", "steps", "lora_rank",
+    "lora_alpha", "seed",
+)  # fmt: skip
+"""Settings that a comparator can have for itself, as in theta+lora@theta=4e6,recall=0.5."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +41,7 @@ class ExtendSettings(Settings):
 
     to: Annotated[int, Ge(2)]
     """The new context in tokens, above the base's."""
-    method: Literal["auto", MethodName] = "auto"
+    method: Literal["auto", MethodName, ScaledName] = "auto"
     """What changes and what trains; auto follows the plan."""
     minutes: Annotated[float, Gt(0)] | None = None
     """Budget in minutes of training on this machine. Default: a budget in steps, from the plan."""
@@ -53,8 +63,17 @@ class ExtendSettings(Settings):
     """GiB that training may take. Default: 80 % of a GPU's memory, half of the machine's on a CPU."""
     scaling: Literal["linear", "yarn"] | None = None
     """Interpolate positions instead of raising theta. Default: from the plan."""
+    scaling_factor: Annotated[float, Gt(1)] | None = None
+    """Factor for which positions are scaled, or theta is raised by NTK's rule. Default: the new context divided by the
+    base's."""
     theta: Annotated[float, Gt(1)] | None = None
     """Rotary base. Default: from the plan."""
+    lora_rank: Annotated[int, Ge(1)] | None = None
+    """Rank of LoRA's updates. Default: that of adapt."""
+    lora_alpha: float | None = None
+    """LoRA's alpha; updates are scaled by alpha / rank. Default: that of adapt."""
+    lora_targets: tuple[Target, ...] = ()
+    """Linear layer that LoRA updates. Default: those of adapt."""
     data: tuple[str, ...] = ("shipped:train",)
     """Text to train on: a file, folder, archive or hf:NAME:CONFIG:SPLIT."""
     eval_data: tuple[str, ...] = ("shipped:valid",)
@@ -76,11 +95,14 @@ class ExtendSettings(Settings):
     """Lengths of needles, where not those of the passkey."""
     text_lengths: tuple[Annotated[int, Ge(2)], ...] = ()
     """Long lengths of perplexity, where not those of the passkey."""
+    measure: tuple[Measure, ...] = get_args(Measure)
+    """What to measure. Without perplexity there is no verdict."""
     batch_tokens: Count | None = None
     """Tokens evaluated at a time. Default: as many as fit in memory."""
     compare: tuple[str, ...] = ()
     """Another way to extend, shown in the same tables: yarn and linear scale positions without training, all others
-    train with the same data and budget; -plain leaves out the jumps; all means every one of them."""
+    train with the same data and budget; -plain leaves out the jumps; all means every one of them. Settings of one
+    comparator alone follow @, as in theta+lora@theta=4e6,recall=0.5."""
     save: Literal["adapter", "model"] = "adapter"
     """What to write: the trained tensors, or also the whole model, in the folder `model`."""
     seed: Seed = 0
@@ -90,12 +112,13 @@ class ExtendSettings(Settings):
         given = [name for name in ("minutes", "tokens", "steps") if getattr(self, name) is not None]
         if len(given) > 1:
             raise ValueError(f"{' and '.join(given)} are given; a budget is one of minutes, tokens and steps.")
-        if self.scaling is not None and self.theta is not None:
-            raise ValueError("scaling and theta are given, and both move positions; give one of them.")
         for name in self.compare:
-            if name not in (*COMPARATORS, EVERY_COMPARATOR):
-                found = describe_choices(name, (*COMPARATORS, EVERY_COMPARATOR))
-                raise ValueError(f"There is no comparator {name!r}.{found}")
+            way, _ = split_comparator(name)
+            if way not in (*COMPARATORS, EVERY_COMPARATOR):
+                found = describe_choices(way, (*COMPARATORS, EVERY_COMPARATOR))
+                raise ValueError(f"There is no comparator {way!r}.{found}")
+        if not self.measure:
+            raise ValueError(f"measure is empty; give one or more of {', '.join(get_args(Measure))}.")
         if not self.data or not self.eval_data:
             raise ValueError("data and eval_data each need a text; name one, or leave the option out.")
         same = sorted(set(self.data) & set(self.eval_data))
@@ -104,3 +127,17 @@ class ExtendSettings(Settings):
                 f"{same[0]!r} is in data and in eval_data; a proof needs text that was not trained on. Name another "
                 f"text for one of them."
             )
+
+
+def split_comparator(name: str) -> tuple[str, dict[str, Any]]:
+    """(name without settings, the settings) of NAME@SETTING=VALUE,SETTING=VALUE."""
+    way, _, rest = name.partition("@")
+    changes: dict[str, Any] = {}
+    for pair in rest.split(",") if rest else ():
+        set_value(changes, pair)
+    for key in changes:
+        if key not in OVERRIDES:
+            raise ValueError(
+                f"The comparator {name!r} cannot set {key!r} for itself.{describe_choices(key, OVERRIDES)}"
+            )
+    return way, changes

@@ -74,11 +74,11 @@ def stretch(scaling: dict[str, Any], trained: int, settings: AdaptSettings) -> d
             f"The source already scales its positions by {kind!r}, which cannot be combined with {settings.scaling!r}; "
             f"drop the scaling, or change theta."
         )
-    factor = settings.context / trained
+    factor = settings.scaling_factor or settings.context / trained
     if kind == "default":
         return {"kind": settings.scaling, "factor": factor, "original_max_positions": trained}
     if kind == "yarn":
-        factor = settings.context / scaling["original_max_positions"]
+        factor = settings.scaling_factor or settings.context / scaling["original_max_positions"]
         return {**scaling, "factor": factor, "attention_factor": None}
     return {**scaling, "factor": scaling["factor"] * factor}
 

@@ -75,6 +75,8 @@ class AdaptSettings(Settings):
     """Context of the adapted model, in tokens. Default: the base's."""
     scaling: Literal["linear", "yarn"] | None = None
     """Interpolate positions so that the new context maps to the trained one. Default: no interpolation."""
+    scaling_factor: Annotated[float, Gt(1)] | None = None
+    """Factor of the interpolation. Default: the new context divided by the trained one."""
     theta: Annotated[float, Gt(1)] | None = None
     """Rotary base. Default: the base's; a hundred times that for the methods theta and theta+lora."""
     train_embeddings: bool | None = None
@@ -99,6 +101,8 @@ class AdaptSettings(Settings):
     def __post_init__(self) -> None:
         if not self.lora_targets:
             raise ValueError(f"lora_targets is empty; give one or more of {', '.join(get_args(Target))}.")
+        if self.scaling_factor is not None and self.scaling is None:
+            raise ValueError("scaling_factor is given without scaling; add scaling, or drop it.")
         self._refuse_unused()
 
     def _refuse_unused(self) -> None:

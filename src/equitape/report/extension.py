@@ -67,7 +67,7 @@ def figures_table(extension: Extension) -> Table:
     rows = []
     found = of_task(extension, "perplexity")
     tables = {model: perplexities(report) for model, report in found.items()}
-    for text, lengths in tables[ORIGINAL].items():
+    for text, lengths in tables.get(ORIGINAL, {}).items():
         for length in lengths:
             values = [number(tables[model].get(text, {}).get(length)) for model in models]
             rows.append(row(f"perplexity of {text} at {length:,} ↓", values))
@@ -85,7 +85,7 @@ def damage_table(extension: Extension) -> Table:
     others = [model for model in extension.reports if model != ORIGINAL]
     tables = {model: perplexities(report) for model, report in of_task(extension, "perplexity").items()}
     rows = []
-    for text, values in tables[ORIGINAL].items():
+    for text, values in tables.get(ORIGINAL, {}).items():
         for length in extension.short:
             was = values.get(length)
             cells = []
@@ -141,7 +141,9 @@ def extension_plots(extension: Extension) -> list[Plot]:
     """Perplexity by length, and heat maps of passkey and needles by length and depth, all models in each."""
     plots = []
     found = of_task(extension, "perplexity")
-    plots += [plot_curves(found, curve.title) for curve in found[ORIGINAL].curves if " against length" in curve.title]
+    if ORIGINAL in found:
+        curves = found[ORIGINAL].curves
+        plots += [plot_curves(found, curve.title) for curve in curves if " against length" in curve.title]
     for task in TASK_NAMES:
         found = of_task(extension, task)
         if ORIGINAL in found:

@@ -1,0 +1,59 @@
+"""The columns of the tables: other ways to extend, by their names."""
+
+from ..adapt.settings import train_defaults
+from ..pretrained.settings import AdaptSettings
+from .plan import POLICY, split_method
+from .settings import (
+    COMPARATORS,
+    EVERY_COMPARATOR,
+    UNTRAINED,
+    WITHOUT_JUMPS,
+    ExtendSettings,
+    split_comparator,
+)
+
+LORA = {"lora_rank": None, "lora_alpha": None, "lora_targets": ()}
+
+
+def comparator_settings(name: str, settings: ExtendSettings) -> ExtendSettings:
+    """The settings of a comparator: those of the extension, but for what its name says.
+
+    A learning rate and options of LoRA that are given for the extension hold for comparators of the same kind.
+    """
+    way, changes = split_comparator(name)
+    given = {**settings.to_dict(), "scaling": None, "theta": None, "compare": ()}
+    if way in UNTRAINED:
+        return ExtendSettings.parse({**given, "method": "lora", "scaling": way, **changes}, name)
+    method = way.removesuffix(WITHOUT_JUMPS)
+    given["method"] = method
+    adapt, own = adapt_method(method), adapt_method(chosen_method(settings))
+    if not adapt.effects.lora:
+        given |= LORA
+    if train_defaults(adapt)["learning_rate"] != train_defaults(own)["learning_rate"]:
+        given["learning_rate"] = None
+    if "steps" in changes:
+        given |= {"minutes": None, "tokens": None}
+    if way.endswith(WITHOUT_JUMPS):
+        given["jumps"] = {"rate": 0.0}
+    return ExtendSettings.parse({**given, **changes}, name)
+
+
+def adapt_method(name: str) -> AdaptSettings:
+    """The settings of adapt of a method's name alone."""
+    return AdaptSettings.parse({"method": split_method(name)[1]}, "extend")
+
+
+def chosen_method(settings: ExtendSettings) -> str:
+    """The name of the extension's own method."""
+    return POLICY["method"] if settings.method == "auto" else settings.method
+
+
+def list_comparators(settings: ExtendSettings) -> tuple[str, ...]:
+    """The names of the comparators; for "all", every one but the extension's own way."""
+    names = list(settings.compare)
+    if EVERY_COMPARATOR in names:
+        method = chosen_method(settings)
+        own = f"{method}{WITHOUT_JUMPS}" if settings.jumps is not None and settings.jumps.rate == 0 else method
+        names += [name for name in COMPARATORS if name != own or settings.scaling or settings.theta]
+        names.remove(EVERY_COMPARATOR)
+    return tuple(dict.fromkeys(names))
