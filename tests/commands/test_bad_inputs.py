@@ -308,14 +308,24 @@ def test_recipe_that_is_none(text, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.fixture(scope="module")
+def evaluation(home, tmp_path_factory):
+    """A finished evaluation and the command that made it, without --out."""
+    folder = tmp_path_factory.mktemp("evaluation")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EQUITAPE_CACHE", str(folder / "cache"))
+        text = f"data={home / 'text.txt'}"
+        words = ["eval", str(home / "llama"), "--task", "perplexity", text, "lengths=[16]", "short=8"]
+        first = runner.invoke(app, [*words, "--out", str(folder / "out")])
+        assert first.exit_code == 0, first.output
+        yield folder / "out", words
+
+
 @pytest.mark.parametrize("name", ["settings.json", "results.jsonl", "report.json", "cost.json"])
 @pytest.mark.parametrize("text", ["null\n", "{\n", "[]\n", '{"a": 1}\n'])
-def test_damaged_file_of_an_evaluation(name, text, home, tmp_path, monkeypatch):
-    monkeypatch.setenv("EQUITAPE_CACHE", str(tmp_path / "cache"))
-    out = tmp_path / "out"
-    words = ["eval", home / "llama", "--task", "perplexity", f"data={home / 'text.txt'}", "lengths=[16]", "short=8"]
-    first = runner.invoke(app, [str(word) for word in (*words, "--out", out)])
-    assert first.exit_code == 0, first.output
+def test_damaged_file_of_an_evaluation(name, text, evaluation, tmp_path):
+    out, words = evaluation
+    out = Path(shutil.copytree(out, tmp_path / "out"))
     (out / name).write_text(text)
     result = runner.invoke(app, [str(word) for word in (*words, "--out", out, "--resume")])
     assert result.exception is None or isinstance(result.exception, SystemExit), repr(result.exception)

@@ -1,6 +1,5 @@
 """lm-evaluation-harness both ways, and our perplexity against its own."""
 
-import functools
 import json
 import math
 import sys
@@ -48,6 +47,9 @@ TEXTS = ["the quick brown fox jumps over the lazy dog " * 4, "sphinx of black qu
 
 @pytest.fixture
 def tasks(tmp_path, monkeypatch):
+    """A folder of tasks; the harness then reads no others, of which it has thousands."""
+    manager = lm_eval.tasks.TaskManager
+    monkeypatch.setattr(lm_eval.tasks, "TaskManager", lambda **given: manager(**{**given, "include_defaults": False}))
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     folder = tmp_path / "tasks"
     folder.mkdir()
@@ -73,7 +75,7 @@ def by_harness(tmp_path, monkeypatch, *arguments):
 
 
 def by_class(tasks, model, arguments, task, device="cpu"):
-    """The harness without its command line, which takes long to read all its own tasks."""
+    """The harness without its command line."""
     register_with_harness()
     manager = lm_eval.tasks.TaskManager(include_path=str(tasks), include_defaults=False)
     found = lm_eval.simple_evaluate(
@@ -236,8 +238,6 @@ def test_data_that_cannot_be_loaded_raises_one_sentence(tasks, tmp_path, monkeyp
 
 def test_unknown_tasks_and_a_missing_package(tasks, monkeypatch):
     who = evaluated(our_model())
-    only_these = functools.partial(lm_eval.tasks.TaskManager, include_defaults=False)
-    monkeypatch.setattr(lm_eval.tasks, "TaskManager", lambda **given: only_these(include_path=given["include_path"]))
     with pytest.raises(ValueError, match=r"has no task 'colors'. Did you mean 'colours'"):
         build_evaluation("lm-eval:colors", {"include_path": str(tasks)}).prepare(who)
     monkeypatch.setitem(sys.modules, "lm_eval", None)

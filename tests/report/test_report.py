@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from made_up import make_results, make_run
 
+from equitape import available_encodings
 from equitape.report import summary as summaries
 from equitape.report import write_report
 from equitape.report.comparison import findings, task_idea
@@ -368,6 +369,10 @@ def test_every_encoding_looks_the_same_in_all_reports():
     assert variant.colour != alone.colour
     assert (variant.marker, variant.dashes) != (alone.marker, alone.dashes)
     assert len(set(ENCODINGS.values())) == len({colour for colour, _ in ENCODINGS.values()}) == len(ENCODINGS)
+    for kind in available_encodings():
+        both = series_styles({kind: kind, "variant": kind})
+        assert (both[kind].colour, both[kind].marker) == ENCODINGS[kind]
+        assert both["variant"].marker != both[kind].marker
     # a model without a known encoding may still bear the name of one
     assert series_styles({"rope": None})["rope"].colour == ENCODINGS["rope"][0]
 

@@ -19,7 +19,7 @@ from ..pretrained.settings import AdaptSettings
 from ..runs.files import check_writable
 from ..settings import check_value
 from ..training.settings import TrainSettings
-from .options import OptionsOf, keeping, takes_settings
+from .options import AsJson, OptionsOf, keeping, print_json, takes_settings
 
 if TYPE_CHECKING:
     from ..model import EquitapeForCausalLM
@@ -95,7 +95,7 @@ def adapt(
             rich_help_panel="Training",
         ),
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+    json: AsJson = False,
 ) -> None:
     """Convert or fine-tune a pretrained model: TAPE, LoRA, LongLoRA or another rotary base.
 
@@ -143,7 +143,7 @@ def adapt(
         if out is not None:
             write(model, base, out, tokenizer=finetune.get("tokenizer"), as_adapter=save == "adapter", console=console)
     if json:
-        typer.echo(to_json(report))
+        print_json(report)
     if report["status"] != "done":
         raise typer.Exit(1)
 
@@ -258,10 +258,3 @@ def run_training(
         if save == "model":
             save_whole(load_adapter(base, out), tokenizer_of(base, course.tokenizer), out / "model")
     return report
-
-
-def to_json(report: Any) -> str:
-    """Print JSON. A separate function, because the option `json` shadows the module in the command."""
-    import json
-
-    return json.dumps(report, indent=1)

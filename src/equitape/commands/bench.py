@@ -6,7 +6,7 @@ import typer
 from rich.console import Console
 
 from ..bench.shapes import BenchSettings
-from .options import OptionsOf, takes_settings
+from .options import AsJson, OptionsOf, takes_settings
 
 OPTIONS = OptionsOf(
     cls=BenchSettings,
@@ -45,7 +45,7 @@ OPTIONS = OptionsOf(
 @takes_settings
 def bench(
     given: Annotated[dict[str, Any], OPTIONS],
-    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+    json: AsJson = False,
 ) -> None:
     """Measure the time, memory and operations of encodings, each compared with RoPE in the same run.
 

@@ -5,6 +5,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from .options import AsJson
+
 
 def check(
     model: Annotated[str, typer.Argument(help="Folder of a model, run or adapter, or FILE.py:NAME of a module.")],
@@ -14,7 +16,7 @@ def check(
     ] = "float64",
     tokens: Annotated[int, typer.Option(min=8, help="Random tokens per row, at most what the model takes.")] = 32,
     seed: Annotated[int, typer.Option(help="Seed of the random tokens.")] = 0,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+    json: AsJson = False,
 ) -> None:
     """Check that a model is invariant to shifts, causal, and consistent with cache and padding.
 

@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 from .options import keeping
-from .train import DryRun, Overrides, RecipeName, Small
+from .train import DryRun, Overrides, RecipeName, Small, read_plan
 
 
 def compare(
@@ -29,25 +29,16 @@ def compare(
     from ..runs.folders import file_name
     from ..runs.progress import Progress
     from ..training import compare as comparison
-    from ..training.plan import make_plan
     from ..training.recipe import load_recipe
-    from ..training.run import check_data
-    from ..training.show import show_plan, show_results
+    from ..training.show import show_results
 
     loaded = load_recipe(recipe, overrides or [], small=small)
     out = out or Path("runs") / file_name(loaded.name)
     comparison.check_directory(out, loaded)
     progress = Progress(Console(stderr=True))
-    with progress.phase("reading the data"):
-        plan = make_plan(loaded)
-    check_data(out, plan.task)
-    if dry_run:
-        show_plan(plan, Console())
+    plan = read_plan(loaded, out, progress, dry_run)
+    if plan is None:
         return
-    if plan.data:
-        typer.echo(f"Training data: {plan.data}", err=True)
-    if plan.task.warning:
-        typer.echo(f"Warning: {plan.task.warning}", err=True)
     with keeping(lambda: comparison.describe_kept(plan, out), resume=False):
         results = comparison.compare(plan, out, jobs=jobs, console=progress.console)
         write_report(results, out)

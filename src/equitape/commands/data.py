@@ -4,6 +4,8 @@ from typing import Annotated
 
 import typer
 
+from .options import AsJson, print_json, table_of
+
 
 def data(
     name: Annotated[str | None, typer.Argument(help="Show this data set only.", show_default=False)] = None,
@@ -11,17 +13,13 @@ def data(
         bool,
         typer.Option("--download", help="Download it from the Hugging Face Hub to its expected place."),
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+    json: AsJson = False,
 ) -> None:
     """List the data sets that recipes name, show where each is expected, and download them.
 
     Relative paths in recipes and options are resolved against the working directory, then $EQUITAPE_DATA.
     """
-    from json import dumps
-
     from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
 
     from ..data import catalog
     from ..registry import describe_choices
@@ -52,20 +50,15 @@ def data(
             "licence": entry.licence,
         }
     if json:
-        typer.echo(dumps(rows, indent=2))
+        print_json(rows, indent=2)
         return
-    table = Table()
-    for column in ("data set", "what it is", "where"):
-        table.add_column(column, overflow="fold")
+    shown = []
     for key, row in rows.items():
-        where = f"found: {row['found']}" if row["found"] else f"missing: expected at {row['expected']}"
         how = row["download"] or f"from {row['origin']}"
-        table.add_row(
-            key,
-            f"{row['about']}\nlicence: {row['licence']}",
-            escape(where if row["found"] else f"{where}\nget it: {how}"),
-        )
-    Console().print(table)
+        missing = f"missing: expected at {row['expected']}\nget it: {how}"
+        where = f"found: {row['found']}" if row["found"] else missing
+        shown.append((key, f"{row['about']}\nlicence: {row['licence']}", where))
+    Console().print(table_of(("data set", "what it is", "where"), shown))
     typer.echo(f"Downloads go to {catalog.data_folder()}; set EQUITAPE_DATA to change the folder.")
     for key in chosen if name is not None else ():
         for split in catalog.CATALOG[key].splits:

@@ -1,6 +1,5 @@
 """equitape eval."""
 
-import json as json_format
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +11,7 @@ from rich.console import Console
 
 from ..registry import describe_choices
 from ..settings import Ge, Settings
-from .options import OptionsOf, keeping, takes_settings
+from .options import AsJson, OptionsOf, keeping, print_json, takes_settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +55,7 @@ def evaluate(
         list[str] | None,
         typer.Argument(help="Task options: key=value, or TASK.key=value for one task of several.", show_default=False),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the reports as JSON.")] = False,
+    json: AsJson = False,
 ) -> None:
     """Evaluate long-context quality, and short-context quality for comparison.
 
@@ -86,7 +85,7 @@ def evaluate(
     else:
         show(rescore(model), Path(model))
     if json:
-        typer.echo(json_format.dumps(reports, indent=1))
+        print_json(reports)
 
 
 def run(

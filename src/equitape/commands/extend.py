@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 from ..extend.settings import ExtendSettings
-from .options import OptionsOf, keeping, takes_settings
+from .options import AsJson, OptionsOf, keeping, print_json, table_of, takes_settings
 
 if TYPE_CHECKING:
     from ..extend.run import Prepared
@@ -47,7 +47,7 @@ def extend(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check everything and show the plan with its estimates, without training.")
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON for programs to read.")] = False,
+    json: AsJson = False,
 ) -> None:
     """Extend a pretrained model to a longer context, and prove it before and after.
 
@@ -99,7 +99,7 @@ def extend(
         )
         raise typer.Exit(1) from None
     if json and first:
-        typer.echo(to_json(extension.to_dict()))
+        print_json(extension.to_dict())
     elif first:
         show_extension(extension, folder, Console())
     if not extension.verdict.success:
@@ -109,19 +109,14 @@ def extend(
 def show_plan(prepared: "Prepared", console: Console, as_json: bool) -> None:
     """Every choice with its reason."""
     from rich.markup import escape
-    from rich.table import Table
 
     choices = prepared.plan.choices
     if as_json:
-        typer.echo(to_json([vars(choice) for choice in choices]))
+        print_json([vars(choice) for choice in choices])
         return
     title = f"{Path(prepared.base).name}: {prepared.config.context:,} to {prepared.settings.to:,} tokens"
-    table = Table(title=escape(title))
-    for column in ("", "choice", "reason"):
-        table.add_column(column)
-    for choice in choices:
-        table.add_row(*map(escape, (choice.name, choice.value, choice.reason)))
-    console.print(table)
+    rows = [(choice.name, choice.value, choice.reason) for choice in choices]
+    console.print(table_of(("", "choice", "reason"), rows, title))
     for note in prepared.notes:
         console.print(escape(note), highlight=False)
 
@@ -129,26 +124,14 @@ def show_plan(prepared: "Prepared", console: Console, as_json: bool) -> None:
 def show_extension(extension: "Extension", folder: Path, console: Console) -> None:
     """The verdict, the figures before and after, and how to try the model."""
     from rich.markup import escape
-    from rich.table import Table
 
     from ..report.extension import damage_table, figures_table, try_command
 
     colour = "green" if extension.verdict.success else "red"
     console.print(f"[{colour}]{escape(extension.verdict.sentence)}[/{colour}]", highlight=False, soft_wrap=True)
     for content in (figures_table(extension), damage_table(extension)):
-        table = Table(title=escape(content.title))
-        for index, column in enumerate(content.columns):
-            table.add_column(escape(column), justify="right" if index else "left")
-        for row in content.rows:
-            table.add_row(*(escape(cell.text) for cell in row))
-        console.print(table)
+        rows = [[cell.text for cell in row] for row in content.rows]
+        console.print(table_of(content.columns, rows, content.title, numbers=True))
     console.print(f"Report, model card and figures are in {folder}.", highlight=False, soft_wrap=True)
     if extension.training["status"] == "done":
         console.print(f"Try it: {escape(try_command(extension))}", highlight=False, soft_wrap=True)
-
-
-def to_json(content: Any) -> str:
-    """For programs. The option --json hides the module of that name inside the command."""
-    import json
-
-    return json.dumps(content, indent=1)

@@ -6,16 +6,13 @@ python -m equitape.commands.listing
 
 import json as json_format
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from ..plugins import has_plugins
+from .options import AsJson, print_json, table_of
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 FILE = Path(__file__).with_name("listing.json")
 
 
@@ -23,20 +20,18 @@ def encodings(json: AsJson = False) -> None:
     """List the encodings and their options."""
     rows = list_encodings()
     if json:
-        typer.echo(json_format.dumps({kind: row["options"] for kind, row in rows.items()}, indent=2))
+        print_json({kind: row["options"] for kind, row in rows.items()}, indent=2)
         return
-    table = Table()
-    for column in ("encoding", "idea", "options and defaults"):
-        table.add_column(column, overflow="fold")
+    shown = []
     for kind, row in rows.items():
         # of nested options, show only the kind; the documentation has the rest
-        shown = {
+        options = {
             name: next(iter(value.values())) if isinstance(value, dict) else value
             for name, value in row["options"].items()
         }
-        table.add_row(kind, escape(row["idea"]), ", ".join(f"{name}={value}" for name, value in shown.items()))
+        shown.append((kind, row["idea"], ", ".join(f"{name}={value}" for name, value in options.items())))
     console = Console()
-    console.print(table)
+    console.print(table_of(("encoding", "idea", "options and defaults"), shown))
     console.print("Documentation: docs/reference/encodings. --json prints nested options in full.")
 
 
@@ -44,21 +39,18 @@ def tasks(json: AsJson = False) -> None:
     """List the tasks to train on and to evaluate, and their options."""
     rows = list_tasks()
     if json:
-        typer.echo(json_format.dumps(rows, indent=2))
+        print_json(rows, indent=2)
         return
-    table = Table()
-    # the metric goes under the idea: a column for it would leave too little of 80 characters for the options
-    for column in ("task", "can", "idea and first metric", "options and defaults"):
-        table.add_column(column, overflow="fold")
+    shown = []
     for name, row in rows.items():
         for described in (row, row.get("evaluation")):
             if described is not None:
                 can = row["can"] if row["can"] != "both" else "train" if described is row else "evaluate"
                 options = ", ".join(f"{option}={value}" for option, value in described["options"].items())
-                idea = f"{escape(described['idea'])}\nmetric: {described['headline']}"
-                table.add_row(name, can, idea, escape(options))
+                shown.append((name, can, f"{described['idea']}\nmetric: {described['headline']}", options))
     console = Console()
-    console.print(table)
+    # the metric goes under the idea: a column for it would leave too little of 80 characters for the options
+    console.print(table_of(("task", "can", "idea and first metric", "options and defaults"), shown))
     console.print(
         "train: name it in a recipe (docs/reference/tasks). evaluate: equitape eval --task (docs/how-to/evaluation.md)."
     )

@@ -1,14 +1,17 @@
 """Command-line options generated from settings classes, which define type, default and help of each option once."""
 
 import inspect
+import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from functools import wraps
 from typing import Annotated, Any, get_args, get_origin
 
 import typer
+from rich.markup import escape
+from rich.table import Table
 from typer.core import TyperCommand
 
 from ..runs.errors import describe_stop, describe_system_error, is_disk_full, is_out_of_memory
@@ -28,6 +31,7 @@ from ..values import parse_pairs, parse_value, split_pair
 
 MANY = 4
 """An option with at least this many choices lists them in its help, not in its metavar."""
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 METAVARS = {int: "INTEGER", float: "NUMBER", str: "TEXT"}
 
 
@@ -222,6 +226,23 @@ def keeping(describe_kept: Callable[[], str], *, resume: bool) -> Iterator[None]
     if os.environ.get("RANK", "0") == "0":
         typer.echo(describe_stop(reason, describe_kept(), resume=resume), err=True)
     raise typer.Exit(code)
+
+
+def print_json(content: Any, indent: int = 1) -> None:
+    """Print JSON on stdout."""
+    typer.echo(json.dumps(content, indent=indent))
+
+
+def table_of(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None, *, numbers: bool = False
+) -> Table:
+    """A table for the terminal. numbers: align all columns but the first on the right."""
+    table = Table(title=None if title is None else escape(title))
+    for index, column in enumerate(columns):
+        table.add_column(escape(column), overflow="fold", justify="right" if numbers and index else "left")
+    for row in rows:
+        table.add_row(*map(escape, row))
+    return table
 
 
 class RecipeCommand(TyperCommand):

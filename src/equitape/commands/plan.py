@@ -6,7 +6,7 @@ import typer
 from rich.console import Console
 
 from ..scale.settings import PlanSettings
-from .options import OptionsOf, takes_settings
+from .options import AsJson, OptionsOf, print_json, table_of, takes_settings
 
 if TYPE_CHECKING:
     from ..scale.planning import Plan
@@ -21,7 +21,7 @@ def plan(
         ),
     ],
     given: Annotated[dict[str, Any], OptionsOf(cls=PlanSettings, names={"encodings": "encoding"})],
-    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+    json: AsJson = False,
 ) -> None:
     """Plan training and serving at a length on a number of GPUs: memory, operations, bytes over the wire, time.
 
@@ -32,9 +32,7 @@ def plan(
 
     plans = make_plans(model, PlanSettings.parse(given, "plan"))
     if json:
-        import json as json_format
-
-        typer.echo(json_format.dumps([each.to_dict() for each in plans], indent=1))
+        print_json([each.to_dict() for each in plans])
     else:
         show_plans(plans, Console())
     if not all(each.training.fits for each in plans):
@@ -43,17 +41,9 @@ def plan(
 
 def show_plans(plans: "list[Plan]", console: Console) -> None:
     """One column per encoding."""
-    from rich.markup import escape
-    from rich.table import Table
-
     from ..report.scale import plan_table
 
     first = plans[0]
     gpus = first.training.layout.gpus
     title = f"{first.model}, {first.length:,} tokens, {gpus:,} {first.gpu.upper()}{'s' if gpus > 1 else ''}"
-    table = Table(title=escape(title))
-    for column in ("", *(each.encoding for each in plans)):
-        table.add_column(escape(column), justify="right" if column else "left")
-    for row in plan_table(plans):
-        table.add_row(*map(escape, row))
-    console.print(table)
+    console.print(table_of(("", *(each.encoding for each in plans)), plan_table(plans), title, numbers=True))

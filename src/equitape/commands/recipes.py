@@ -4,8 +4,8 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
+
+from .options import table_of
 
 
 def recipes(
@@ -21,14 +21,10 @@ def recipes(
     from ..values import parse_yaml
 
     if action is None:
-        table = Table()
-        for column in ("recipe", "what it does"):
-            table.add_column(column, overflow="fold")
-        for recipe in available_recipes():
-            content = parse_yaml(find_recipe(recipe).read_text(), recipe)
-            table.add_row(recipe, escape(str(content.get("description", ""))))
+        contents = {name: parse_yaml(find_recipe(name).read_text(), name) for name in available_recipes()}
+        rows = [(name, str(content.get("description", ""))) for name, content in contents.items()]
         console = Console()
-        console.print(table)
+        console.print(table_of(("recipe", "what it does"), rows))
         console.print("Print a recipe: equitape recipes show NAME. Run it: equitape compare NAME.", highlight=False)
         return
     if action != "show" or name is None:

@@ -2,12 +2,17 @@
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from .options import keeping
+
+if TYPE_CHECKING:
+    from ..runs.progress import Progress
+    from ..training.plan import Plan
+    from ..training.recipe import Recipe
 
 RecipeName = Annotated[str, typer.Argument(help="Name of a built-in recipe, or path of a YAML file.")]
 Overrides = Annotated[
@@ -21,6 +26,24 @@ Small = Annotated[
     ),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything and show the plan without training.")]
+
+
+def read_plan(recipe: "Recipe", out: Path, progress: "Progress", dry_run: bool) -> "Plan | None":
+    """Read the data of a recipe and print what a user should know about it; None after a dry run, which shows it."""
+    from ..training.plan import make_plan
+    from ..training.run import check_data
+    from ..training.show import show_plan
+
+    with progress.phase("reading the data"):
+        plan = make_plan(recipe)
+    check_data(out, plan.task)
+    if dry_run:
+        show_plan(plan, Console())
+        return None
+    for title, text in (("Training data", plan.data), ("Warning", plan.task.warning)):
+        if text and not progress.console.quiet:
+            typer.echo(f"{title}: {text}", err=True)
+    return plan
 
 
 def train(
@@ -45,19 +68,9 @@ def train(
     from ..runs.folders import file_name
     from ..runs.progress import Progress
     from ..training.fit import check_processes
-    from ..training.plan import make_plan
     from ..training.recipe import load_recipe
-    from ..training.run import (
-        RECIPE,
-        check_data,
-        check_directory,
-        describe_kept,
-        execute,
-        explain,
-        folder_name,
-        single_run,
-    )
-    from ..training.show import show_plan, show_run
+    from ..training.run import RECIPE, check_directory, describe_kept, execute, explain, folder_name, single_run
+    from ..training.show import show_run
 
     loaded = load_recipe(recipe, overrides or [], small=small)
     choice = loaded.choose(encoding) if encoding is not None else loaded.choices[0]
@@ -67,21 +80,13 @@ def train(
     check_directory(out, single, resume)
     # set by torchrun and accelerate launch
     check_processes(loaded.train, int(os.environ.get("WORLD_SIZE", "1")))
+    # of several processes, only the main one prints
     progress = Progress(Console(stderr=True, quiet=os.environ.get("RANK", "0") != "0"))
-    with progress.phase("reading the data"):
-        plan = make_plan(single)
-    check_data(out, plan.task)
-    if dry_run:
-        show_plan(plan, Console())
+    plan = read_plan(single, out, progress, dry_run)
+    if plan is None:
         return
-    # only the main process prints
-    if os.environ.get("RANK", "0") == "0":
-        if resume and not (out / RECIPE).exists():
-            typer.echo(f"No run to resume in {out}; starting from step 0.", err=True)
-        if plan.data:
-            typer.echo(f"Training data: {plan.data}", err=True)
-        if plan.task.warning:
-            typer.echo(f"Warning: {plan.task.warning}", err=True)
+    if resume and not (out / RECIPE).exists() and not progress.console.quiet:
+        typer.echo(f"No run to resume in {out}; starting from step 0.", err=True)
     try:
         with keeping(lambda: describe_kept(out), resume=True):
             result = execute(plan, choice.label, number, out, resume=resume, progress=progress)
@@ -91,7 +96,6 @@ def train(
         typer.echo(explain(error), err=True)
         raise typer.Exit(1) from None
     if result is None:
-        # only the main process prints
         return
     show_run(result, Console())
     if not result.done:

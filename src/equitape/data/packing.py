@@ -57,6 +57,29 @@ class Layout(NamedTuple):
     """[rows + 1]: first piece of each row, and the end."""
 
 
+def numbered_generator(seed: int, number: int) -> torch.Generator:
+    """The random stream of a numbered block or epoch."""
+    # a large odd multiplier separates the random streams of neighbouring seeds
+    return torch.Generator().manual_seed((seed * 1_000_003 + number) % 2**63)
+
+
+class EpochOrder:
+    """Maps indices that continue through the epochs to rows, in another random order in every epoch."""
+
+    def __init__(self, size: int, seed: int):
+        self.size = size
+        self.seed = seed
+        self._epoch = -1
+        self._order = torch.empty(0, dtype=torch.long)
+
+    def __getitem__(self, index: int) -> int:
+        epoch, place = divmod(index, self.size)
+        if epoch != self._epoch:
+            self._order = torch.randperm(self.size, generator=numbered_generator(self.seed, epoch))
+            self._epoch = epoch
+        return int(self._order[place])
+
+
 class PackedDataset(Dataset[dict[str, Tensor]]):
     """Numbered rows of `input_ids`, `labels` and, for rows of several pieces, `segment_ids`, all [L] int64.
 
@@ -85,8 +108,7 @@ class PackedDataset(Dataset[dict[str, Tensor]]):
         self.shuffle = shuffle
         self.layout, self.report = lay_out(store, length, min_tokens, drop_remainders)
         self.size = size if size is not None else self.report.rows
-        self._epoch = -1
-        self._order = torch.empty(0, dtype=torch.long)
+        self._shuffled = EpochOrder(self.report.rows, seed)
 
     @property
     def summary(self) -> str:
@@ -99,14 +121,7 @@ class PackedDataset(Dataset[dict[str, Tensor]]):
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         if index < 0:
             raise IndexError(f"Row numbers start at 0; got {index}.")
-        epoch, place = divmod(index, self.report.rows)
-        if not self.shuffle:
-            return self.row(place)
-        if epoch != self._epoch:
-            # a large odd multiplier separates the random streams of neighbouring seeds
-            generator = torch.Generator().manual_seed((self.seed * 1_000_003 + epoch) % 2**63)
-            self._order, self._epoch = torch.randperm(self.report.rows, generator=generator), epoch
-        return self.row(int(self._order[place]))
+        return self.row(self._shuffled[index] if self.shuffle else index % self.report.rows)
 
     def row(self, number: int) -> dict[str, Tensor]:
         """A row by its index in the layout."""

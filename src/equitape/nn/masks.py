@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 from transformers.masking_utils import (
     ALL_MASK_ATTENTION_FUNCTIONS,
     and_masks,
     bidirectional_mask_function,
     causal_mask_function,
     packed_sequence_mask_function,
+    padding_mask_function,
     sliding_window_causal_mask_function,
 )
 
@@ -91,6 +92,10 @@ def materialise(
 
     x: [B, N, C], the queries' tokens; padding: [B, K] bool, False for padding.
     """
+    if implementation == "flex_attention" and x.device.type == "cpu":
+        # transformers compiles this too, which on the CPU takes seconds for every new shape
+        masks = [function] if padding is None else [function, padding_mask_function(padding)]
+        return create_block_mask(and_masks(*masks), x.shape[0], None, x.shape[1], num_keys, device=x.device)
     return ALL_MASK_ATTENTION_FUNCTIONS[implementation](
         batch_size=x.shape[0],
         q_length=x.shape[1],

@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from ..registry import counted
-from ..runs.files import write_text
 from ..runs.results import MISSING as NOT_RUN
 from ..runs.results import Comparison
 from .comparison_plots import LOSS, all_plots
 from .comparison_tables import claims_table, headline_table, metric_table, paired_table, runs_table
 from .numbers import readable, with_unit
-from .pages import render, write_plots
+from .pages import write_pages
 from .summary import BEST_RULE, PARTS, Spread, Summary, summarise
 from .tables import Table
 
@@ -30,15 +29,14 @@ def write_report(results: Comparison | dict[str, Any], out_dir: Path) -> None:
     write_comparison(summary, out_dir, [(RECIPE, recipe_text(comparison.recipe))], [])
 
 
-def write_comparison(
-    summary: Summary, out_dir: Path, recipes: list[tuple[str, str]], remarks: list[str]
-) -> list[Table]:
-    """Write the pages of a comparison; returns its tables.
+def write_comparison(summary: Summary, out_dir: Path, recipes: list[tuple[str, str]], remarks: list[str]) -> None:
+    """Write the pages of a comparison.
 
     recipes: (heading, YAML) of its sources. remarks: sentences to show after the findings.
     """
     results = summary.results
-    plots, tables = all_plots(summary), quality_tables(summary)
+    plots, tables = all_plots(summary), score_tables(summary)
+    tables += [table for table in (difference_table(summary), claims_table(summary)) if table is not None]
     content = {
         "name": results.name,
         "task": results.task,
@@ -55,10 +53,7 @@ def write_comparison(
         "environment": environment_rows(results.environment, summary),
         "recipes": recipes,
     }
-    write_plots(plots, out_dir / PLOTS)
-    for ending in ("html", "md"):
-        write_text(out_dir / f"report.{ending}", render(f"comparison.{ending}.j2", **content, plots_folder=PLOTS))
-    return tables
+    write_pages("comparison", out_dir, content, plots, PLOTS)
 
 
 def task_idea(results: Comparison) -> str:
@@ -73,16 +68,20 @@ def task_idea(results: Comparison) -> str:
     return re.sub(r", scored at .*$", "", idea) + f", scored at {listed} times the trained length"
 
 
-def quality_tables(summary: Summary) -> list[Table]:
-    """The headline with its cost, all metrics in and out of distribution, paired differences, published numbers."""
+def score_tables(summary: Summary) -> list[Table]:
+    """The headline with its cost, and all metrics in and out of distribution."""
     tables = [headline_table(summary)]
     for part in PARTS:
         # the headline is in the first table
         names = [name for name in summary.metric_names(part) if name != summary.headline]
         if names:
             tables.append(metric_table(summary, part, names))
-    paired = paired_table(summary, list(dict.fromkeys([summary.headline, *summary.metric_names(PARTS[1])])))
-    return [*tables, *(table for table in (paired, claims_table(summary)) if table is not None)]
+    return tables
+
+
+def difference_table(summary: Summary) -> Table | None:
+    """Paired differences of the headline and of all metrics out of distribution."""
+    return paired_table(summary, list(dict.fromkeys([summary.headline, *summary.metric_names(PARTS[1])])))
 
 
 def findings(summary: Summary) -> list[str]:

@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..registry import counted
-from ..runs.results import Curve, Evaluation, HeatMap
+from ..runs.results import PERCENT, Curve, Evaluation, HeatMap
 from .charts import Line, LinePanel, Mark, line_plot, log_bins, spans
-from .heat_maps import MapPanel, MapStyle, heat_maps
-from .numbers import PERCENT, number, readable, with_unit
+from .heat_maps import MapStyle, heat_maps, score_panel
+from .numbers import number, readable
 from .style import Plot, SeriesStyle, file_name, series_styles
 from .summary import Group, Spread, Summary, curve_spreads, mean_grid
 
@@ -178,7 +178,7 @@ def in_log_bins(curve: Curve) -> Curve:
 
 def plot_heat_maps(summary: Summary, title: str) -> Plot:
     """One panel per encoding with the mean over seeds, all on one scale."""
-    panels, described, framed, first = [], [], False, None
+    panels, first = [], None
     cells = [
         cell for group in summary.groups for entry in maps_of(group, title) for row in entry.values for cell in row
     ]
@@ -191,22 +191,10 @@ def plot_heat_maps(summary: Summary, title: str) -> Plot:
             continue
         first = first or same[0]
         grid: NDArray[Any] = np.array(mean_grid([entry.values for entry in same])) * (100 if share else 1)
-        known = grid[np.isfinite(grid)]
-        mean = float(known.mean()) if known.size else math.nan
-        frame = trained_corner(summary, same[0])
-        framed = framed or frame is not None
-        seeds = f"{counted(len(same), 'seed')}"
-        panels.append(
-            MapPanel(
-                title=f"{group.label}\nmean {with_unit(mean, unit)}, {seeds}",
-                values=grid,
-                row_ticks=[str(value) for value in same[0].rows],
-                column_ticks=[str(value) for value in same[0].columns],
-                frame=frame,
-            )
-        )
-        described.append(f"{group.label} {with_unit(mean, unit)}")
+        frame, seeds = trained_corner(summary, same[0]), f", {counted(len(same), 'seed')}"
+        panels.append(score_panel(group.label, grid, same[0], unit, seeds, frame=frame))
     assert first is not None
+    framed = any(panel.frame is not None for panel in panels)
     style = MapStyle(
         row_label=first.row_label,
         column_label=first.column_label,
@@ -223,7 +211,7 @@ def plot_heat_maps(summary: Summary, title: str) -> Plot:
         alt=(
             f"Heat maps of {readable(title)}{' in per cent' if share else ''} by {first.row_label} and "
             f"{first.column_label}, one per encoding, lighter is higher{', trained part framed' if framed else ''}. "
-            f"Mean over all cells: {'; '.join(described)}."
+            f"Mean over all cells: {'; '.join(panel.described for panel in panels)}."
         ),
         caption=f"Means over seeds. {framed_note}".strip(),
     )

@@ -3,7 +3,19 @@
 from collections.abc import Callable, Sequence
 
 from ..runs.results import MISSING as NOT_RUN
-from .numbers import MISSING, PERCENT, decimals, duration, number, quantity, readable, signed, with_unit
+from ..runs.results import PERCENT
+from .numbers import (
+    ARROWS,
+    MISSING,
+    decimals,
+    duration,
+    metric_title,
+    number,
+    quantity,
+    readable,
+    signed,
+    with_unit,
+)
 from .summary import Group, Spread, Summary
 from .tables import Cell, Table
 
@@ -39,15 +51,9 @@ def name_cell(group: Group) -> Cell:
     return Cell(text=group.label, detail=", ".join(lacking), kind="failed" if lacking else "")
 
 
-def direction(summary: Summary, metric: str) -> str:
-    """An arrow towards better values."""
-    return {True: " ↑", False: " ↓", None: ""}[summary.higher_is_better(metric)]
-
-
-def metric_title(summary: Summary, metric: str) -> str:
-    """A metric's name as words, its unit, and an arrow towards better values."""
-    unit = summary.unit(metric)
-    return readable(metric) + (f", {unit}" if unit else "") + direction(summary, metric)
+def title_of(summary: Summary, name: str) -> str:
+    """A metric with its unit and direction."""
+    return metric_title(name, summary.unit(name), summary.higher_is_better(name))
 
 
 def metric_table(summary: Summary, title: str, names: list[str]) -> Table:
@@ -55,7 +61,7 @@ def metric_table(summary: Summary, title: str, names: list[str]) -> Table:
     best = {name: summary.best(name) for name in names}
     return Table(
         title=title,
-        columns=["encoding", *(metric_title(summary, name) for name in names)],
+        columns=["encoding", *(title_of(summary, name) for name in names)],
         rows=[
             [
                 name_cell(group),
@@ -78,7 +84,7 @@ def paired_table(summary: Summary, names: list[str]) -> Table | None:
     shared = f", which{weights} saw the same data in the same order, so what runs of one seed share cancels out."
     return Table(
         title=f'Compared with "{first.label}", paired by seed',
-        columns=["encoding", *(metric_title(summary, name) for name in names)],
+        columns=["encoding", *(title_of(summary, name) for name in names)],
         rows=[[Cell(text=label), *map(difference_cell, spreads)] for label, spreads in differences.items()],
         notes=[
             f'Mean differences to "{first.label}". Each run is compared with the run of the same seed'
@@ -122,7 +128,7 @@ def headline_table(summary: Summary) -> Table:
     ]
     columns = [
         "encoding",
-        metric_title(summary, name),
+        title_of(summary, name),
         "parameters",
         "trained tokens",
         "training time",
@@ -171,7 +177,7 @@ def runs_table(summary: Summary) -> Table:
         "encoding",
         "seed",
         "status",
-        metric_title(summary, summary.headline),
+        title_of(summary, summary.headline),
         "last loss at step",
         "time",
         "note",
@@ -193,7 +199,7 @@ def claims_table(summary: Summary) -> Table | None:
     foreign = [metric for metric in metrics if known and metric not in known]
     ours = [metric for metric in metrics if metric not in foreign]
     columns = [f"{readable(metric)}, {whose}" for metric in ours for whose in ("ours", "claimed")]
-    columns += [f"{readable(metric)}, claimed{direction(summary, metric)}" for metric in foreign]
+    columns += [f"{readable(metric)}, claimed{ARROWS[summary.higher_is_better(metric)]}" for metric in foreign]
     source = summary.results.claims_source or "the recipe names no source"
     notes = [f"Claimed: {source}. Claims were not measured here; model sizes and budgets may differ."]
     beside = bool(foreign) and not ours
@@ -201,7 +207,8 @@ def claims_table(summary: Summary) -> Table | None:
         names = " and ".join(map(readable, foreign))
         notes.append(f"Not measured here: {names}.")
     if beside:
-        columns.append(f"{readable(summary.headline)}, ours, a different metric{direction(summary, summary.headline)}")
+        arrow = ARROWS[summary.higher_is_better(summary.headline)]
+        columns.append(f"{readable(summary.headline)}, ours, a different metric{arrow}")
         notes.append(
             f"Our {readable(summary.headline)} is a different metric: compare only the order of the encodings."
         )

@@ -8,14 +8,12 @@ from rich.console import Console
 from rich.markup import escape
 
 from ..evaluation.runner import REPORT, RESULTS, read_other
-from ..runs.files import write_text
 from ..runs.results import EvaluationReport
 from .evaluation_plots import Reports, evaluation_plots
-from .numbers import duration, number, readable, with_unit
-from .pages import render, write_plots
+from .numbers import duration, metric_title, number, readable, with_unit
+from .pages import MARKDOWN, PAGE, write_pages
 from .tables import Cell, Table
 
-PAGE, MARKDOWN = "report.html", "report.md"
 MOST_COLUMNS_OF_CHANGES = 2
 """More would be wider than a page."""
 
@@ -38,19 +36,15 @@ def write_evaluation(report: EvaluationReport, others: Reports, out: Path) -> No
     reports = {report.model["name"]: report, **others}
     if len(reports) <= len(others):
         raise ValueError(f"Two models are called {report.model['name']!r}; rename one with NAME=FOLDER.")
-    plots = evaluation_plots(reports)
     content = {
         "title": f"{report.task}: {', '.join(reports) if len(reports) <= 4 else f'{len(reports)} models'}",
         "idea": report.idea,
         "protocol": report.protocol,
         "notes": notes_of(reports),
         "tables": evaluation_tables(reports),
-        "plots": plots,
         "facts": {name: facts_of(one) for name, one in reports.items()},
     }
-    write_plots(plots, out)
-    for name in (PAGE, MARKDOWN):
-        write_text(out / name, render(f"evaluation{Path(name).suffix}.j2", **content))
+    write_pages("evaluation", out, content, evaluation_plots(reports))
 
 
 def notes_of(reports: Reports) -> list[str]:
@@ -79,11 +73,9 @@ def evaluation_tables(reports: Reports) -> list[Table]:
     return [figures_table(reports), short_table(reports)]
 
 
-def metric_title(report: EvaluationReport, metric: str) -> str:
-    """A metric as words, its unit, and an arrow towards better values."""
-    declared = report.metric(metric)
-    unit = f", {declared.unit}" if declared.unit else ""
-    return readable(metric) + unit + {True: " ↑", False: " ↓", None: ""}[declared.higher_is_better]
+def title_of(report: EvaluationReport, name: str) -> str:
+    """A metric with its unit and direction."""
+    return metric_title(name, report.metric(name).unit, report.metric(name).higher_is_better)
 
 
 def figures_table(reports: Reports) -> Table:
@@ -92,7 +84,7 @@ def figures_table(reports: Reports) -> Table:
     names = [first.headline, *(name for name in first.metrics if name != first.headline)]
     rows = [
         [
-            Cell(text=metric_title(first, name), kind="clear" if name == first.headline else ""),
+            Cell(text=title_of(first, name), kind="clear" if name == first.headline else ""),
             *(Cell(text=with_unit(report.metrics.get(name), first.metric(name).unit)) for report in reports.values()),
         ]
         for name in names
@@ -122,7 +114,7 @@ def short_table(reports: Reports) -> Table:
         ]
         if apart:
             cells += [Cell(text=change) for change in changes.values()]
-        rows.append([Cell(text=metric_title(first, name)), *cells])
+        rows.append([Cell(text=title_of(first, name)), *cells])
     notes = [] if apart else [f"With each value, the change from it to {next(iter(reports))}."]
     return Table(
         title="At short lengths",

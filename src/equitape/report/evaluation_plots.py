@@ -6,11 +6,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ..runs.results import Bars, Curve, EvaluationReport, HeatMap
+from ..runs.results import PERCENT, Bars, Curve, EvaluationReport, HeatMap
 from .charts import BarSeries, Line, LinePanel, Mark, bar_plot, bar_text, line_plot
 from .comparison_plots import BINS, in_log_bins, is_by_position
-from .heat_maps import MapPanel, MapStyle, heat_maps
-from .numbers import PERCENT, number, with_unit
+from .heat_maps import MapStyle, heat_maps, score_panel
+from .numbers import number
 from .style import Plot, SeriesStyle, file_name, series_styles
 
 Reports = dict[str, EvaluationReport]
@@ -47,22 +47,12 @@ def plot_grids(reports: Reports, title: str) -> Plot:
     """One panel per model, in per cent; grey if not measured."""
     grids = entries({name: report.grids for name, report in reports.items()}, title)
     first = next(iter(grids.values()))
-    panels, described = [], []
+    panels = []
     for name, grid in grids.items():
         values = np.array([[math.nan if cell is None else cell for cell in row] for row in grid.values], dtype=float)
-        known = values[np.isfinite(values)]
-        average = with_unit(float(known.mean()) if known.size else math.nan, PERCENT)
         context = reports[name].model["context"]
-        panels.append(
-            MapPanel(
-                title=f"{name}\nmean {average}",
-                values=values,
-                row_ticks=[str(row) for row in grid.rows],
-                column_ticks=[str(column) for column in grid.columns],
-                line_before=None if context is None else sum(int(column) <= context for column in grid.columns),
-            )
-        )
-        described.append(f"{name} {average}")
+        line = None if context is None else sum(int(column) <= context for column in grid.columns)
+        panels.append(score_panel(name, values, grid, PERCENT, line_before=line))
     style = MapStyle(
         row_label=first.row_label,
         column_label=first.column_label,
@@ -80,7 +70,7 @@ def plot_grids(reports: Reports, title: str) -> Plot:
         style,
         alt=(
             f"Heat maps of {title} by {first.row_label} and {first.column_label}, a line where a model's "
-            f"context ends. Means: {'; '.join(described)}."
+            f"context ends. Means: {'; '.join(panel.described for panel in panels)}."
         ),
         caption="A vertical line marks the end of the model's context; grey cells were not measured.",
     )

@@ -5,12 +5,10 @@ from pathlib import Path
 
 from ..registry import counted
 from ..runs.extension import EXTENDED, ORIGINAL, Extension, perplexities, scores
-from ..runs.files import write_text
 from ..runs.results import EvaluationReport
-from .evaluation import MARKDOWN, PAGE
 from .evaluation_plots import plot_curves, plot_grids
 from .numbers import duration, number
-from .pages import render, write_plots
+from .pages import MARKDOWN, write_pages
 from .style import Plot
 from .tables import Cell, Table, markdown_table
 
@@ -20,19 +18,15 @@ TASK_NAMES = {"passkey": "passkey", "needles": "multi-key needles"}
 
 def write_extension(extension: Extension, out: Path) -> None:
     """Write report.html (self-contained), report.md and the plots into `out`."""
-    plots = extension_plots(extension)
     content = {
         "title": f"{extension.base}: {extension.context:,} to {extension.to:,} tokens",
         "verdict": extension.verdict,
         "command": try_command(extension),
         "tables": [figures_table(extension), damage_table(extension), plan_table(extension), checks_table(extension)],
         "notes": notes_of(extension),
-        "plots": plots,
         "facts": facts_of(extension),
     }
-    write_plots(plots, out)
-    for name in (PAGE, MARKDOWN):
-        write_text(out / name, render(f"extension{Path(name).suffix}.j2", **content))
+    write_pages("extension", out, content, extension_plots(extension))
 
 
 def extension_card(extension: Extension, card: str) -> str:

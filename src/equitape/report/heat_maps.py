@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..runs.results import HeatMap
 from .charts import WHOLE_TICKS
+from .numbers import with_unit
 from .style import DIVERGING, NO_VALUE, SEQUENTIAL, Plot, figure_of, finish
 
 MOST_CELL_NUMBERS = 12
@@ -30,6 +32,22 @@ class MapPanel:
     """(rows, columns) of the corner to frame."""
     line_before: int | None = None
     """Draw a vertical line before this column."""
+    described: str = ""
+    """The panel in a few words, for the text alternative."""
+
+
+def score_panel(name: str, values: NDArray[Any], scores: HeatMap, unit: str, note: str = "", **more: Any) -> MapPanel:
+    """The panel of one encoding or model, titled with the mean of its cells."""
+    known = values[np.isfinite(values)]
+    mean = with_unit(float(known.mean()) if known.size else math.nan, unit)
+    return MapPanel(
+        title=f"{name}\nmean {mean}{note}",
+        described=f"{name} {mean}",
+        values=values,
+        row_ticks=[str(value) for value in scores.rows],
+        column_ticks=[str(value) for value in scores.columns],
+        **more,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

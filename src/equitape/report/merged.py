@@ -13,18 +13,18 @@ from ..evaluation.runner import REPORT, differences_between
 from ..runs.environment import join_environments
 from ..runs.files import check_writable, read_json, write_text
 from ..runs.identity import find_differences
-from ..runs.results import DONE, Comparison, EvaluationReport, RunResult, TaskResult
+from ..runs.results import DONE, Comparison, EvaluationReport, RunResult
 from ..tasks import TASKS
+from ..tasks.base import describe_task
 from ..training.compare import RESULTS
 from ..training.recipe import read_recipe, resolved
 from ..training.run import IGNORED_DIFFERENCES, RUN
 from ..training.run import RECIPE as RUN_RECIPE
 from ..training.settings import current_names
-from .comparison import RECIPE, recipe_text, write_comparison
-from .comparison_tables import headline_table, metric_table, paired_table
+from .comparison import RECIPE, difference_table, recipe_text, score_tables, write_comparison
 from .evaluation import evaluation_tables, write_evaluation
-from .summary import PARTS, Group, Spread, Summary, summarise
-from .tables import latex_table
+from .summary import Group, Spread, Summary, summarise
+from .tables import latex_document, latex_table
 
 FILES = ("report.html", "report.md", "report.csv", "runs.csv", "report.tex")
 MAY_DIFFER = (*IGNORED_DIFFERENCES, "encodings", "seeds", "evaluation.share_while_training")
@@ -88,14 +88,7 @@ def read_run(folder: Path) -> Comparison:
     return Comparison(
         name=recipe["name"],
         recipe=recipe,
-        task=TaskResult(
-            name=task.name,
-            idea=task.idea,
-            headline=task.headline,
-            higher_is_better=task.higher_is_better,
-            trained_length=recipe["task"].get("length"),
-            metrics=task.metrics,
-        ),
+        task=describe_task(task, trained_length=recipe["task"].get("length")),
         claims=recipe.get("claims") or {},
         claims_source=recipe.get("claims_source"),
         environment=join_environments([run.environment] if run.environment else []),
@@ -231,15 +224,9 @@ def runs_csv(summary: Summary) -> str:
 
 def comparison_latex(summary: Summary) -> str:
     """All tables as LaTeX; differences have intervals."""
-    tables = [latex_table(headline_table(summary))]
-    for part in PARTS:
-        names = [name for name in summary.metric_names(part) if name != summary.headline]
-        if names:
-            tables.append(latex_table(metric_table(summary, part, names)))
-    paired = paired_table(summary, list(dict.fromkeys([summary.headline, *summary.metric_names(PARTS[1])])))
-    if paired is not None:
-        tables.append(latex_table(paired, details=True))
-    return "\n\n".join(["% needs \\usepackage{booktabs}", *tables]) + "\n"
+    tables = [latex_table(table) for table in score_tables(summary)]
+    paired = difference_table(summary)
+    return latex_document([*tables, *([] if paired is None else [latex_table(paired, details=True)])])
 
 
 def write_merged_evaluation(sources: dict[str, EvaluationReport], out: Path) -> list[str]:
@@ -261,5 +248,5 @@ def write_merged_evaluation(sources: dict[str, EvaluationReport], out: Path) -> 
     columns = ["model", "metric", "unit", "higher_is_better", "headline", "value"]
     write_text(out / "report.csv", to_csv(columns, rows))
     tables = [latex_table(table) for table in evaluation_tables(named) if table.rows]
-    write_text(out / "report.tex", "\n\n".join(["% needs \\usepackage{booktabs}", *tables]) + "\n")
+    write_text(out / "report.tex", latex_document(tables))
     return [name for name in FILES if name != "runs.csv"]

@@ -2,8 +2,11 @@
 
 import math
 
+from ..runs.results import PERCENT
+
 MISSING = "-"
-PERCENT = "%"
+ARROWS = {True: " ↑", False: " ↓", None: ""}
+"""Towards better values."""
 
 
 def decimals(value: float, digits: int = 4) -> int:
@@ -58,3 +61,8 @@ def quantity(count: float) -> str:
 def readable(name: str) -> str:
     """A metric's name as words."""
     return name.replace("_", " ")
+
+
+def metric_title(name: str, unit: str, higher_is_better: bool | None) -> str:
+    """A metric's name as words, its unit, and an arrow towards better values."""
+    return readable(name) + (f", {unit}" if unit else "") + ARROWS[higher_is_better]

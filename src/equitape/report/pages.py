@@ -1,12 +1,14 @@
 """Pages from templates: self-contained HTML, and Markdown with picture files."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..runs.files import write_bytes
+from ..runs.files import write_bytes, write_text
 from .style import Plot
 from .tables import markdown_table
+
+PAGE, MARKDOWN = "report.html", "report.md"
 
 
 def render(template: str, **content: Any) -> str:
@@ -22,6 +24,17 @@ def render(template: str, **content: Any) -> str:
     )
     templates.filters["markdown"] = markdown_table
     return templates.get_template(template).render(content)
+
+
+def write_pages(template: str, out: Path, content: dict[str, Any], plots: Sequence[Plot], folder: str = "") -> None:
+    """Write report.html (self-contained) and report.md from the templates of a name, and a PNG file per plot.
+
+    folder: of the PNG files, inside `out`.
+    """
+    write_plots(plots, out / folder)
+    content = {"plots": plots, "plots_folder": folder, **content}
+    for page in (PAGE, MARKDOWN):
+        write_text(out / page, render(f"{template}{Path(page).suffix}.j2", **content))
 
 
 def write_plots(plots: Iterable[Plot], folder: Path) -> list[str]:

@@ -110,7 +110,8 @@ def series_styles(kinds: Mapping[str, str | None]) -> dict[str, SeriesStyle]:
         for index, label in enumerate(labels):
             if kind in ENCODINGS:
                 base, first = ENCODINGS[kind]
-                marker = MARKERS[(MARKERS.index(first) + index) % len(MARKERS)]
+                # find gives -1 for a marker that only an encoding has
+                marker = MARKERS[(MARKERS.find(first) + index) % len(MARKERS)] if index else first
                 look = shade(base, index, len(labels)), marker, LINE_STYLES[index % len(LINE_STYLES)]
             else:
                 look = free_look(label if kind is None or index else kind, used)

@@ -73,6 +73,11 @@ def latex_table(table: Table, details: bool = False) -> str:
     )
 
 
+def latex_document(tables: list[str]) -> str:
+    """The tables of a file, with the package they need."""
+    return "\n\n".join(["% needs \\usepackage{booktabs}", *tables]) + "\n"
+
+
 def escape_latex(text: str) -> str:
     """Escape LaTeX's special characters."""
     return "".join(LATEX_ESCAPES.get(letter, letter) for letter in text)

@@ -1,7 +1,7 @@
 """The result of `equitape extend` as dataclasses; results.json holds it, and its report is made from it."""
 
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any
 
 from .results import EvaluationReport, Stored
 
@@ -27,10 +27,6 @@ class Verdict(Stored):
     sentence: str
     """The first line of every report: success, or what got worse."""
     checks: list[Check] = field(default_factory=list)
-
-    @classmethod
-    def from_dict(cls, content: dict[str, Any]) -> Self:
-        return super().from_dict({**content, "checks": [Check.from_dict(each) for each in content.get("checks") or []]})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,21 +74,6 @@ class Extension(Stored):
     notes: list[str] = field(default_factory=list)
     """What a reader must know: what was left out and why."""
     environment: dict[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def from_dict(cls, content: dict[str, Any]) -> Self:
-        given = {
-            **content,
-            "verdict": Verdict.from_dict(content["verdict"]),
-            "reports": {
-                model: {task: EvaluationReport.from_dict(report) for task, report in tasks.items()}
-                for model, tasks in content["reports"].items()
-            },
-            "agreements": {
-                model: Agreement.from_dict(each) for model, each in (content.get("agreements") or {}).items()
-            },
-        }
-        return super().from_dict(given)
 
 
 def perplexities(report: EvaluationReport) -> dict[str, dict[int, float | None]]:

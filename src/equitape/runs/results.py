@@ -8,8 +8,10 @@ import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Self
+from types import UnionType
+from typing import Any, Self, get_args, get_origin, get_type_hints
 
+from ..settings import is_required
 from .files import plain
 
 DONE, NAN, FAILED, MISSING = "done", "nan", "failed", "missing"
@@ -18,7 +20,48 @@ PERCENT = "%"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Metric:
+class Stored:
+    """Base class of results stored as JSON."""
+
+    # without an annotation, which would make it a field
+    origin = "a file of equitape"
+    """What `read` expects, in its error."""
+
+    @classmethod
+    def from_dict(cls, content: dict[str, Any]) -> Self:
+        """Read plain data. Unknown keys, from later versions, are ignored; null is a field's default, if it has one."""
+        hints, required = get_type_hints(cls), {entry.name for entry in fields(cls) if is_required(entry)}
+        known = [entry.name for entry in fields(cls) if entry.name in content]
+        kept = [name for name in known if content[name] is not None or name in required]
+        return cls(**{name: rebuild(hints[name], content[name]) for name in kept})
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read a file; an error in one sentence where it does not hold this."""
+        try:
+            return cls.from_dict(json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise ValueError(f"{path} is not {cls.origin} ({error}).") from None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return plain(asdict(self))
+
+
+def rebuild(hint: Any, value: Any) -> Any:
+    """Plain data as its annotation asks, where that names `Stored` classes; all else stays as it is."""
+    origin, parts = get_origin(hint), get_args(hint)
+    if isinstance(hint, type) and issubclass(hint, Stored):
+        return hint.from_dict(value)
+    if origin in (list, tuple):
+        return origin(rebuild(parts[0], each) for each in value)
+    if origin is dict:
+        return {key: rebuild(parts[1], each) for key, each in value.items()}
+    return rebuild(parts[0], value) if origin is UnionType and value is not None else value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric(Stored):
     """How to read the figures of one metric. The task that computes the metric declares it."""
 
     name: str
@@ -57,33 +100,6 @@ def find_metric(
     if found.higher_is_better is None and name == headline:
         return Metric(name=name, higher_is_better=higher_is_better, unit=found.unit)
     return found
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stored:
-    """Base class of results stored as JSON."""
-
-    # without an annotation, which would make it a field
-    origin = "a file of equitape"
-    """What `read` expects, in its error."""
-
-    @classmethod
-    def from_dict(cls, content: dict[str, Any]) -> Self:
-        """Read plain data. Unknown keys, from later versions, are ignored."""
-        known = {entry.name for entry in fields(cls)}
-        return cls(**{key: value for key, value in content.items() if key in known})
-
-    @classmethod
-    def read(cls, path: Path) -> Self:
-        """Read a file; an error in one sentence where it does not hold this."""
-        try:
-            return cls.from_dict(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise ValueError(f"{path} is not {cls.origin} ({error}).") from None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return plain(asdict(self))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,14 +152,6 @@ class Evaluation(Stored):
     heat_maps: list[HeatMap] = field(default_factory=list)
     curves: list[Curve] = field(default_factory=list)
 
-    @classmethod
-    def from_dict(cls, content: dict[str, Any]) -> Self:
-        return cls(
-            metrics=content["metrics"],
-            heat_maps=[HeatMap.from_dict(entry) for entry in content.get("heat_maps") or []],
-            curves=[Curve.from_dict(entry) for entry in content.get("curves") or []],
-        )
-
 
 @dataclass(frozen=True, kw_only=True)
 class RunResult(Stored):
@@ -179,12 +187,6 @@ class RunResult(Stored):
     run that has not started. commit: None outside a git checkout; ends with "+changes" if files differ from it.
     date: start of the run, UTC, ISO 8601. side_by_side: number of runs in parallel on the machine."""
 
-    @classmethod
-    def from_dict(cls, content: dict[str, Any]) -> Self:
-        evaluation = content.get("evaluation")
-        given = {**content, "evaluation": None if evaluation is None else Evaluation.from_dict(evaluation)}
-        return super().from_dict(given)
-
     @property
     def done(self) -> bool:
         return self.status == DONE
@@ -211,12 +213,6 @@ class TaskResult(Stored):
     warning: str = ""
     """A caveat about the data for readers of the scores."""
 
-    @classmethod
-    def from_dict(cls, content: dict[str, Any]) -> Self:
-        metrics = content.get("metrics")
-        declared = KNOWN_METRICS if metrics is None else tuple(Metric(**entry) for entry in metrics)
-        return super().from_dict({**content, "metrics": declared})
-
     def metric(self, name: str) -> Metric:
         """How to read a figure."""
         return find_metric(self.metrics, name, self.headline, self.higher_is_better)
@@ -241,15 +237,6 @@ class Comparison(Stored):
     """Environment of the runs below, as text; values joined by commas if runs differ."""
     runs: list[RunResult]
     """In recipe order: encodings outside, seeds inside."""
-
-    @classmethod
-    def from_dict(cls, content: dict[str, Any]) -> Self:
-        given = {
-            **content,
-            "task": TaskResult.from_dict(content["task"]),
-            "runs": [RunResult.from_dict(entry) for entry in content["runs"]],
-        }
-        return super().from_dict(given)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,18 +272,6 @@ class EvaluationReport(Stored):
     cost: dict[str, Any] = field(default_factory=dict)
     """seconds, tokens, peak_mib; None if unknown."""
     environment: dict[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def from_dict(cls, content: dict[str, Any]) -> Self:
-        declared = content.get("declared")
-        given = {
-            **content,
-            "declared": KNOWN_METRICS if declared is None else tuple(Metric(**entry) for entry in declared),
-            "grids": [HeatMap.from_dict(entry) for entry in content.get("grids") or []],
-            "curves": [Curve.from_dict(entry) for entry in content.get("curves") or []],
-            "bars": [Bars.from_dict(entry) for entry in content.get("bars") or []],
-        }
-        return super().from_dict(given)
 
     def metric(self, name: str) -> Metric:
         """How to read a figure."""

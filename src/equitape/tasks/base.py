@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
-from ..runs.results import KNOWN_METRICS, Curve, Evaluation, HeatMap, Metric
+from ..data.packing import IGNORED, numbered_generator
+from ..runs.results import KNOWN_METRICS, Curve, Evaluation, HeatMap, Metric, TaskResult
 from ..settings import Settings
 
 __all__ = [
@@ -21,7 +22,6 @@ __all__ = [
     "pad_right",
 ]  # fmt: skip
 
-IGNORED = -100
 ENDLESS = 10**9
 """Length of a dataset without end."""
 
@@ -39,6 +39,12 @@ class TaskBase:
     """Whether a higher value of the headline is better."""
     metrics: ClassVar[tuple[Metric, ...]] = KNOWN_METRICS
     """Direction and unit of each metric."""
+
+
+def describe_task(task: TaskBase | type[TaskBase], **known: Any) -> TaskResult:
+    """What results keep of a task. known: its lengths and a warning."""
+    names = ("name", "idea", "headline", "higher_is_better", "metrics")
+    return TaskResult(**{name: getattr(task, name) for name in names}, **known)
 
 
 class Task(TaskBase):
@@ -123,9 +129,7 @@ class NumberedExamples(Dataset[dict[str, Tensor]]):
         return dict(self._rows[row])
 
     def _make_rows(self, number: int) -> list[dict[str, Tensor]]:
-        # a large odd multiplier separates the random streams of neighbouring seeds
-        generator = torch.Generator().manual_seed((self.seed * 1_000_003 + number) % 2**63)
-        block = dict(self.make_block(self.block_size, generator))
+        block = dict(self.make_block(self.block_size, numbered_generator(self.seed, number)))
         lengths = block.pop("lengths")
         # split each tensor in one call: slicing row by row costs more than making the examples
         columns = []

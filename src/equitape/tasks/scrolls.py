@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from ..data.packing import EpochOrder
 from ..data.scrolls import Item, load_examples
 from ..data.scrolls_prompts import DATASETS, CutRule, PromptWriter, kept_parts, question_of
 from ..data.tokenizers import load_tokenizer
@@ -71,20 +72,13 @@ class QuestionExamples(Dataset[dict[str, Tensor]]):
         self.beginning = np.array(beginning, np.int64)
         self.length = length
         self.rule = rule
-        self.seed = seed
-        self._epoch = -1
-        self._order = torch.empty(0, dtype=torch.long)
+        self._shuffled = EpochOrder(len(rows), seed)
 
     def __len__(self) -> int:
         return ENDLESS
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        epoch, place = divmod(index, len(self.rows))
-        if epoch != self._epoch:
-            # a large odd multiplier separates the random streams of neighbouring seeds
-            generator = torch.Generator().manual_seed((self.seed * 1_000_003 + epoch) % 2**63)
-            self._order, self._epoch = torch.randperm(len(self.rows), generator=generator), epoch
-        document, question, answer = self.rows[int(self._order[place])]
+        document, question, answer = self.rows[self._shuffled[index]]
         room = self.length - len(self.beginning) - len(question) - len(answer)
         kept = [document[part] for part in kept_parts(len(document), room, self.rule)]
         tokens = torch.from_numpy(np.concatenate((self.beginning, *kept, question, answer)))

@@ -22,7 +22,8 @@ from ..runs.errors import is_disk_full
 from ..runs.files import remove_partial, write_json, write_text
 from ..runs.lock import locked
 from ..runs.progress import Progress
-from ..runs.results import FAILED, Comparison, RunResult, TaskResult
+from ..runs.results import FAILED, Comparison, RunResult
+from ..tasks.base import describe_task
 from . import checkpoints, run
 from .log import LOG
 from .parallel import side_by_side
@@ -194,15 +195,8 @@ def collect(plan: Plan, out_dir: Path) -> Comparison:
     return Comparison(
         name=recipe.name,
         recipe=resolved(recipe),
-        task=TaskResult(
-            name=task.name,
-            idea=task.idea,
-            headline=task.headline,
-            higher_is_better=task.higher_is_better,
-            trained_length=task.trained_length,
-            tested_length=task.tested_length,
-            metrics=task.metrics,
-            warning=task.warning,
+        task=describe_task(
+            task, trained_length=task.trained_length, tested_length=task.tested_length, warning=task.warning
         ),
         claims=recipe.claims,
         claims_source=recipe.claims_source,
