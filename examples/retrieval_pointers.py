@@ -7,21 +7,18 @@ A token's field z is compared with the phasors of every position: the position w
 the token points. Before the first block that is the token's own position.
 """
 
-import copy
 import json
 import sys
 from pathlib import Path
 
 import torch
+from pointing import ablations, attentions, fields
 from torch import Tensor
 
 from equitape import EquitapeForCausalLM
 from equitape.encodings.frequencies import inverse_frequencies
 from equitape.encodings.options import Geometry
 from equitape.tasks.retrieval import Retrieval, RetrievalOptions
-
-PARTS = {"move": "move_gain", "carry": "carry", "mix": "mix_out"}
-"""Parts of the update, and the parameter that switches each off when it is zero."""
 
 
 def draw(task: Retrieval, rows: int, length: int, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -48,46 +45,21 @@ def accuracy(model: EquitapeForCausalLM, task: Retrieval, tokens: Tensor) -> flo
 
 def pointers(model: EquitapeForCausalLM, tokens: Tensor, places: Tensor) -> Tensor:
     """The position that each of these tokens points to after each block: [blocks, n, G, Q]."""
-    states: list[Tensor] = []
-    hooks = [
-        block.register_forward_hook(lambda module, inputs, output: states.append(output[1]))
-        for block in model.model.layers
-    ]
-    with torch.no_grad():
-        model(tokens)
-    for hook in hooks:
-        hook.remove()
     geometry: Geometry = model.config.geometry
     options = model.model.encoding.options
     frequencies = inverse_frequencies(geometry.head_dim, options.theta, options.scaling, tokens.device).float()
     angles = torch.arange(tokens.shape[1])[:, None] * frequencies
-    waves = torch.cat((angles.cos(), angles.sin()), dim=-1)
-    return torch.stack([(state[:, :, places] @ waves.T).argmax(-1) for state in states])
+    waves = torch.polar(torch.ones_like(angles), angles)
+    return torch.stack([(each[:, :, places] @ waves.mH).real.argmax(-1) for each in fields(model, tokens)])
 
 
 def attention_to(model: EquitapeForCausalLM, tokens: Tensor, queries: Tensor, keys: Tensor) -> list[list[float]]:
     """The mean attention that queries [Q] give to one key each [n, Q], by block and head."""
-    model.set_attn_implementation("eager")
-    with torch.no_grad():
-        attentions = model(tokens, output_attentions=True).attentions
-    model.set_attn_implementation("sdpa")
     index = keys[:, None, :, None]
     return [
         each[:, :, queries].gather(-1, index.expand(-1, each.shape[1], -1, -1)).mean((0, 2, 3)).tolist()
-        for each in attentions
+        for each in attentions(model, tokens)
     ]
-
-
-def without(model: EquitapeForCausalLM, parts: list[str], blocks: list[int]) -> EquitapeForCausalLM:
-    """A copy of the model with these parts of the update switched off in these blocks."""
-    changed = copy.deepcopy(model)
-    for block in blocks:
-        encoding = changed.model.layers[block].self_attn.encoding
-        for part in parts:
-            weight = getattr(encoding, PARTS[part], None)
-            if weight is not None:
-                weight.data.zero_()
-    return changed
 
 
 def measure(model: EquitapeForCausalLM, task: Retrieval, rows: int, factor: int) -> dict:
@@ -95,15 +67,8 @@ def measure(model: EquitapeForCausalLM, task: Retrieval, rows: int, factor: int)
     length = task.options.length
     tokens, needles = draw(task, rows, length)
     long_tokens, long_needles = draw(task, max(rows // factor, 1), factor * length)
-    blocks = list(range(model.config.num_hidden_layers))
     found = {"length": length, "factor": factor, "rows": rows}
-    found["accuracy"] = {
-        "all updates": accuracy(model, task, tokens),
-        **{f"without {part}": accuracy(without(model, [part], blocks), task, tokens) for part in PARTS},
-        **{f"without block {block + 1}": accuracy(without(model, list(PARTS), [block]), task, tokens)
-           for block in blocks[:-1]},
-        "no update": accuracy(without(model, list(PARTS), blocks), task, tokens),
-    }  # fmt: skip
+    found["accuracy"] = {name: accuracy(changed, task, tokens) for name, changed in ablations(model).items()}
     queries = query_places(task, length)
     found["attention"] = {
         "key": attention_to(model, tokens, queries, needles),
@@ -115,7 +80,7 @@ def measure(model: EquitapeForCausalLM, task: Retrieval, rows: int, factor: int)
         found[name] = {
             "share": near.float().mean((1, 3)).tolist(),
             "needles": places.tolist(),
-            "pointed": pointed[min(1, len(blocks) - 1)].tolist(),
+            "pointed": pointed[min(1, len(pointed) - 1)].tolist(),
         }
     return found
 
