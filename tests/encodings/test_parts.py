@@ -189,6 +189,26 @@ def test_parts_add_up_to_float32(dtype):
     torch.testing.assert_close(join_parts(parts), numbers, rtol=2e-7, atol=atol)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_compiled_parts_add_up_to_float32(dtype):
+    """Compilers leave out casts to half precision and back, on which the parts must not depend."""
+    numbers = torch.arange(70_000)[::7]
+    parts = torch.compile(split_parts, fullgraph=True)(numbers, dtype)
+    torch.testing.assert_close(join_parts(parts).long(), numbers, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("decay", ["slopes", "learned"])
+def test_compiled_decay_in_half_precision(decay):
+    """Ids above 256 have more bits than bfloat16, and slopes too."""
+    model = build("rope", {"decay": decay}, dtype=torch.bfloat16, num_hidden_layers=1)
+    tokens = draw_tokens(1, 1400)
+    with torch.no_grad():
+        uncompiled = model(tokens, use_cache=False).logits
+        compiled = torch.compile(model)(tokens, use_cache=False).logits
+        expected = model.float()(tokens, use_cache=False).logits
+    assert gap(compiled, expected) < 2 * gap(uncompiled, expected)
+
+
 def test_gradient_goes_through_one_part():
     number = torch.tensor([1234.567], requires_grad=True)
     split_parts(number, torch.bfloat16).float().sum().backward()

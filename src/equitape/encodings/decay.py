@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ..settings import Gt, Le, Lt
 from .options import Geometry, Options
 from .positions import Positions
-from .running import COLUMN_UNIT, PARTS, join_parts, running_sum, split_parts, without_autocast
+from .running import COLUMN_UNIT, PARTS, join_parts, running_sum, split_parts, without_autocast, without_low_bits
 
 ALIGNMENT = 8
 """Attention kernels need widths in multiples of this; added columns are zero-padded."""
@@ -142,11 +142,12 @@ class Decay(nn.Module):
             of_query = (rates * unit).to(dtype)[:, None].expand(-1, PARTS)
             return of_query, split_parts(positions.ids - positions.origin, dtype)[:, None]
         near, middle, far = split_parts(positions.ids - positions.origin, dtype)[:, None].unbind(-1)
-        high = (rates * unit).to(dtype)
-        rest = (rates * unit).detach() - high.detach()
-        medium = rest.to(dtype)
-        low = (rest - medium).to(dtype)
-        of_query = torch.stack((high, high, high, medium, medium, low), dim=-1)
+        exact = (rates * unit).detach()
+        first = without_low_bits(exact, dtype)
+        second = without_low_bits(exact - first, dtype)
+        # the gradient goes through the first part
+        high, medium, low = first + (rates * unit - exact), second, exact - first - second
+        of_query = torch.stack((high, high, high, medium, medium, low), dim=-1).to(dtype)
         return of_query, torch.stack((near, middle, far, near, middle, near), dim=-1)
 
     def _start(self, device: torch.device) -> Tensor:

@@ -17,6 +17,8 @@ PARTS = 3
 """Parts of one float32: three times 8 bits of bfloat16 hold its 24 bits."""
 COLUMN_UNIT = 64.0
 """Columns hold numbers in this unit, so that float16 covers positions up to 4 million."""
+LOW_BITS = {torch.bfloat16: ~0xFFFF, torch.float16: ~0x1FFF}
+"""Masks of the bits of a float32 that half-precision dtypes hold."""
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[None]:
@@ -47,14 +49,24 @@ def running_sum(increments: Tensor, positions: Positions, previous: Tensor | Non
     return total + (previous if previous.dim() == 3 else previous[..., None])
 
 
+def without_low_bits(numbers: Tensor, dtype: torch.dtype) -> Tensor:
+    """Float32 numbers cut to the bits that a half-precision dtype holds; unchanged for wider dtypes.
+
+    Not a cast to `dtype` and back: compilers leave such pairs of casts out, and the rest after it would be zero.
+    """
+    mask = LOW_BITS.get(dtype)
+    return numbers if mask is None else (numbers.view(torch.int32) & mask).view(torch.float32)
+
+
 def split_parts(numbers: Tensor, dtype: torch.dtype) -> Tensor:
     """[...] -> [..., 3] in `dtype`; the parts add up to the numbers. The full gradient goes through the last part."""
     wide = numbers.to(torch.promote_types(numbers.dtype, torch.float32)) / COLUMN_UNIT
     exact = wide.detach()
-    first = exact.to(dtype)
-    second = (exact - first).to(dtype)
-    third = (wide - first - second).to(dtype)
-    return torch.stack((first, second, third), dim=-1)
+    if dtype in LOW_BITS:
+        exact = exact.float()
+    first = without_low_bits(exact, dtype)
+    second = without_low_bits(exact - first, dtype)
+    return torch.stack((first, second, wide - first - second), dim=-1).to(dtype)
 
 
 def join_parts(columns: Tensor) -> Tensor:
