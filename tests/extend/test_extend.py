@@ -1,7 +1,6 @@
 """Extensions end to end on a tiny model: files, verdicts, what a kill costs, and what is refused."""
 
 import json
-import os
 import re
 import shutil
 
@@ -13,36 +12,22 @@ from typer.testing import CliRunner
 import equitape
 from cases import gap
 from equitape.cli import app
-from equitape.data.tokenizers import byte_tokenizer
 from equitape.extend import run as stages
 from equitape.extend.columns import comparator_settings, list_comparators
+from equitape.extend.prepare import prepare
 from equitape.extend.settings import ExtendSettings
 from equitape.runs.extension import Extension
 from families import make_source
-from words import write_text
 
 pytestmark = pytest.mark.usefixtures("no_drawing")
 
 CONTEXT = 32
-
-
-@pytest.fixture(scope="module")
-def room(tmp_path_factory):
-    """A base with a byte tokenizer, text to train on, and held-out text."""
-    folder = tmp_path_factory.mktemp("extend")
-    os.environ["EQUITAPE_CACHE"] = str(folder / "cache")
-    make_source(
-        "llama-tied", vocab_size=258, max_position_embeddings=CONTEXT, eos_token_id=256, pad_token_id=257
-    ).save_pretrained(folder / "base")
-    byte_tokenizer().save_pretrained(folder / "base")
-    write_text(folder / "data", documents=3, words=500)
-    write_text(folder / "test", documents=2, words=500, first=7)
-    yield folder
-    del os.environ["EQUITAPE_CACHE"]
+MEASURED = ["perplexity", "passkey", "needles", "agreement"]
+"""All but lm-eval, which takes long to import."""
 
 
 def options_of(room, **changes):
-    common = {"steps": 6, "batch_size": 2, "learning_rate": 2e-3}
+    common = {"steps": 6, "batch_size": 2, "learning_rate": 2e-3, "measure": MEASURED}
     return {**common, "data": [str(room / "data")], "eval_data": [str(room / "test")], **changes}
 
 
@@ -60,6 +45,7 @@ def call(room, *arguments, data=None, eval_data=None):
         2,
         "--steps",
         6,
+        *(word for name in MEASURED for word in ("--measure", name)),
     ]
     return CliRunner().invoke(app, ["extend", str(room / "base"), *map(str, (*common, *arguments))])
 
@@ -102,7 +88,7 @@ def test_figures_are_measured_on_both_models(done):
         assert perplexity["extended"][key] < perplexity["original"][key]
     agreement = extension.agreements["extended"]
     assert agreement.length == CONTEXT
-    assert agreement.tokens == 8 * CONTEXT
+    assert agreement.tokens == 2 * CONTEXT
     assert 0 <= agreement.agreement < 100
     assert agreement.kl > 0
 
@@ -326,7 +312,7 @@ def test_refusals_before_any_work(room, tmp_path, monkeypatch):
     attempt("lora@recall=2: recall", "--compare", "lora@recall=2")
     attempt("row_length is 129; it must be at most the context, 128", "--row-length", 129)
     attempt("Did you mean 'theta+lora'", "--method", "theta-lora")
-    monkeypatch.setattr(stages.shutil, "disk_usage", lambda place: shutil._ntuple_diskusage(100, 90, 10))
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: shutil._ntuple_diskusage(100, 90, 10))
     attempt("has 0.0 GiB left; free some space, or choose another folder with --out.")
 
 
@@ -363,6 +349,6 @@ def test_held_out_text_that_is_trained_on_is_named(room, tmp_path):
     (tmp_path / "new.txt").write_text(" ".join(str(7919 * number) for number in range(800)))
     texts = (str(tmp_path / "new.txt"), str(tmp_path / "copied"))
     settings = ExtendSettings(to=128, **{**options_of(room), "data": (str(room / "data"),), "eval_data": texts})
-    found = [note for note in stages.prepare(room / "base", settings).notes if "in the training data" in note]
+    found = [note for note in prepare(room / "base", settings).notes if "in the training data" in note]
     assert len(found) == 1
     assert found[0].startswith("100.0% of copied")

@@ -10,7 +10,7 @@ from ..extend.settings import ExtendSettings
 from .options import AsJson, OptionsOf, keeping, print_json, table_of, takes_settings
 
 if TYPE_CHECKING:
-    from ..extend.run import Prepared
+    from ..extend.prepare import Prepared
     from ..runs.extension import Extension
 
 PLAN = (
@@ -20,8 +20,8 @@ PLAN = (
 NAMES = {"lora_targets": "lora-target"}
 BUDGET = ("minutes", "tokens", "steps")
 PROOF = (
-    "measure", "eval_data", "eval_lengths", "needle_lengths", "text_lengths", "samples", "windows", "batch_tokens",
-    "tolerance", "retrieval_tolerance", "compare",
+    "measure", "eval_data", "eval_lengths", "needle_lengths", "text_lengths", "samples", "windows", "harness",
+    "batch_tokens", "tolerance", "retrieval_tolerance", "compare",
 )  # fmt: skip
 
 
@@ -57,7 +57,8 @@ def extend(
 
     After a kill, the same command with --resume continues. On several devices: accelerate launch -m equitape extend ...
     """
-    from ..extend.run import check_out, default_folder, join_processes, prepare, run, run_columns
+    from ..extend.prepare import check_out, default_folder, join_processes, prepare
+    from ..extend.run import run, run_columns
     from ..runs.errors import is_out_of_memory
     from ..runs.files import check_writable
     from ..runs.progress import Progress

@@ -30,7 +30,8 @@ def extend(
     `result.verdict.sentence` why not. Load the model with `equitape.load_adapter(base, out)`.
     """
     # the training loop takes seconds to import
-    from .run import default_folder, prepare, run
+    from .prepare import default_folder, prepare
+    from .run import run
     from .settings import ExtendSettings
 
     settings = ExtendSettings.parse({"to": to, **options}, "extend")

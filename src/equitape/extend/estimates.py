@@ -7,8 +7,8 @@ from ..pretrained.settings import AdaptSettings
 from ..scale.costs import ModelCosts
 from ..scale.layouts import training_memory
 
-RATES = {"cuda": 1e14, "cpu": 1e11}
-"""Operations per second that estimates of time assume; other devices count as 1e13."""
+RATES = {"cuda": 1e14, "cpu": 6e10}
+"""Operations per second that estimates of time assume, of a CPU per core; other devices count as 1e13."""
 MEMORY_SHARE = {"cuda": 0.8, "cpu": 0.5}
 """Of the device's memory that training may take by the estimate."""
 
@@ -21,11 +21,13 @@ class Device:
     """cuda, cpu or another type of torch."""
     memory: int
     """Bytes in all."""
+    cores: int = 2
+    """Cores of a CPU."""
 
     @property
     def rate(self) -> float:
         """Assumed operations per second."""
-        return RATES.get(self.kind, 1e13)
+        return RATES.get(self.kind, 1e13) * (self.cores if self.kind == "cpu" else 1)
 
     @property
     def number_bytes(self) -> int:
@@ -38,6 +40,11 @@ def usable_bytes(device: Device, given: float | None = None) -> float:
     if given is not None:
         return given * 2**30
     return MEMORY_SHARE.get(device.kind, 0.5) * device.memory
+
+
+def training_seconds(costs: ModelCosts, device: Device, rows: int, row_length: int) -> float:
+    """An estimate of the time of training on so many rows; the backward pass takes twice the forward's time."""
+    return 3 * rows * costs.forward(1, row_length).total / device.rate
 
 
 def fit_memory(

@@ -6,10 +6,12 @@ from typing import Any
 from ..adapt.settings import train_defaults
 from ..model import EquitapeConfig
 from ..pretrained.settings import AdaptSettings
+from ..registry import counted
 from ..report.numbers import duration, quantity
 from ..scale.costs import ModelCosts
 from ..training.settings import Jumps, TrainSettings
-from .estimates import Device, count_trained, fit_memory, usable_bytes
+from .estimates import Device, count_trained, fit_memory, training_seconds, usable_bytes
+from .lengths import Proof, choose_proof, listed
 from .settings import UNTRAINED, WITHOUT_IDS, ExtendSettings
 
 POLICY: dict[str, Any] = {
@@ -24,10 +26,14 @@ POLICY: dict[str, Any] = {
 }
 """What is chosen where the settings leave it open. It follows what docs/log.md has measured and will change with it."""
 
-SHORT = (512, 1024, 2048)
-"""Lengths at which a longer context must not cost quality."""
-ROW_SECONDS = 120.0
-"""Lengths beyond the new context are measured only where one row takes no longer than this by the estimate."""
+CPU_MINUTES = 15.0
+"""Of training on a CPU, by the estimate, where no budget is given."""
+CPU_PROOF = 0.5
+"""How long the proof may take on a CPU, by the estimate, as a multiple of the training."""
+FEWEST_STEPS = 40
+"""Steps are made smaller, down to SMALLEST_ROWS, until this many fit into the minutes."""
+SMALLEST_ROWS = (512, 2)
+"""Row length and batch size."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,43 +91,54 @@ def make_plan(config: EquitapeConfig, settings: ExtendSettings, text: Text, devi
     context, to = config.context, settings.to
     if to <= context:
         raise ValueError(f"The base reads {context:,} tokens already; give a length above that for --to, not {to:,}.")
-    row_length = choose_row_length(config, settings)
+    row_length, batch_size = choose_rows(config, settings, device)
     adapt, positions = choose_method(config, settings, row_length)
     costs = ModelCosts(config)
     parameters = costs.parameters
     trained = count_trained(config, adapt, parameters)
-    train, choices = choose_training(costs, settings, adapt, row_length, text, device, trained)
-    beyond = 2 * to
-    cheap = costs.forward(1, beyond).total / device.rate <= ROW_SECONDS
-    lengths = tuple(sorted(set(settings.eval_lengths))) or doubled(context, to) + ((beyond,) if cheap else ())
+    train, choices = choose_training(costs, settings, adapt, (row_length, batch_size), text, device, trained)
     join = text.longest <= to and text.joined > text.longest
-    text_lengths = reachable(
-        tuple(sorted(set(settings.text_lengths))) or lengths, context, to, text.joined if join else text.longest
-    )
-    samples = settings.samples or (20 if device.kind == "cuda" else 2)
-    plan = Plan(
+    minutes = minutes_of(settings, device)
+    limit = 60 * CPU_PROOF * minutes if minutes is not None and device.kind == "cpu" else None
+    proof = choose_proof(config, settings, costs, device, text.joined if join else text.longest, limit)
+    return Plan(
         adapt=adapt,
         train=train,
         row_length=row_length,
         recall=choose_recall(settings),
-        short=tuple(length for length in SHORT if length <= context) or tuple({max(context // 2, 1), context}),
-        lengths=lengths,
-        needle_lengths=tuple(sorted(set(settings.needle_lengths))) or lengths,
-        text_lengths=text_lengths,
         join=join,
-        samples=samples,
-        depths=max(count for count in (1, 2, 5) if count <= samples and samples % count == 0),
-        windows=settings.windows or (4 if device.kind == "cuda" else 1),
-        choices=(*positions, *choices),
+        depths=max(count for count in (1, 2, 5) if count <= proof.samples and proof.samples % count == 0),
+        choices=(*positions, *choices, *describe_proof(proof, costs, settings, device, limit)),
         trained=trained,
         parameters=parameters,
+        **vars(proof),
     )
-    return Plan(**{**plan.__dict__, "choices": (*plan.choices, *describe_proof(plan, costs, settings, device))})
 
 
-def choose_row_length(config: EquitapeConfig, settings: ExtendSettings) -> int:
-    """Tokens of a training row."""
-    return settings.row_length or min(config.context, POLICY["row_length"])
+def minutes_of(settings: ExtendSettings, device: Device) -> float | None:
+    """Minutes of training that rows, steps and proof have to suit; None where any will do."""
+    if settings.minutes is not None:
+        return settings.minutes
+    given = settings.steps is not None or settings.tokens is not None
+    return CPU_MINUTES if device.kind == "cpu" and not given else None
+
+
+def choose_rows(config: EquitapeConfig, settings: ExtendSettings, device: Device) -> tuple[int, int]:
+    """(tokens of a training row, rows per step): the policy's, or fewer where the minutes allow few steps."""
+    row_length = settings.row_length or min(config.context, POLICY["row_length"])
+    batch_size = settings.batch_size or POLICY["batch_size"]
+    minutes = minutes_of(settings, device)
+    if minutes is None:
+        return row_length, batch_size
+    costs = ModelCosts(config)
+    while training_seconds(costs, device, FEWEST_STEPS * batch_size, row_length) > 60 * minutes:
+        if settings.batch_size is None and batch_size > SMALLEST_ROWS[1]:
+            batch_size //= 2
+        elif settings.row_length is None and row_length > SMALLEST_ROWS[0]:
+            row_length //= 2
+        else:
+            break
+    return row_length, batch_size
 
 
 def choose_recall(settings: ExtendSettings) -> float:
@@ -192,14 +209,15 @@ def choose_training(
     costs: ModelCosts,
     settings: ExtendSettings,
     adapt: AdaptSettings,
-    row_length: int,
+    rows: tuple[int, int],
     text: Text,
     device: Device,
     trained: int,
 ) -> tuple[TrainSettings, list[Choice]]:
-    """Rows, jumps, budget and learning rate, and why."""
-    batch_size = settings.batch_size or POLICY["batch_size"]
-    budget, why_budget = choose_budget(settings, row_length * batch_size, text)
+    """Jumps, budget and learning rate, and why. rows: tokens of a row, and rows per step."""
+    row_length, batch_size = rows
+    step = training_seconds(costs, device, batch_size, row_length)
+    budget, why_budget = choose_budget(settings, row_length * batch_size, text, device, step)
     jumps = (
         Jumps(rate=0.0)
         if adapt.method in WITHOUT_IDS
@@ -267,11 +285,7 @@ def choose_training(
             )
         )
     steps = budget.get("steps") or round(budget.get("tokens", 0) / (row_length * batch_size))
-    seconds = (
-        60 * settings.minutes
-        if settings.minutes is not None
-        else 3 * steps * batch_size * costs.forward(1, row_length).total / device.rate
-    )
+    seconds = 60 * settings.minutes if settings.minutes is not None else steps * step
     choices.append(
         Choice(
             name="time of training",
@@ -285,13 +299,21 @@ def choose_training(
     return train, choices
 
 
-def choose_budget(settings: ExtendSettings, tokens_per_step: int, text: Text) -> tuple[dict[str, Any], str]:
-    """One of steps, tokens and minutes."""
+def choose_budget(
+    settings: ExtendSettings, tokens_per_step: int, text: Text, device: Device, step: float
+) -> tuple[dict[str, Any], str]:
+    """One of steps, tokens and minutes. step: seconds of one by the estimate."""
     for name in ("minutes", "tokens", "steps"):
         value = getattr(settings, name)
         if value is not None:
             return {name: value}, "You set it."
+    minutes = minutes_of(settings, device)
+    possible = POLICY["steps"] if minutes is None else max(1, int(60 * minutes / step))
     passes = max(1, POLICY["passes"] * text.train // tokens_per_step)
+    if possible < min(passes, POLICY["steps"]):
+        return {"steps": possible}, (
+            f"About {CPU_MINUTES:g} minutes on this CPU by the estimate; --minutes or --steps set another budget."
+        )
     if passes < POLICY["steps"]:
         return {"steps": passes}, (
             f"{POLICY['passes']} passes over the {text.train:,} tokens of text: more would learn them by heart. More "
@@ -300,63 +322,30 @@ def choose_budget(settings: ExtendSettings, tokens_per_step: int, text: Text) ->
     return {"steps": POLICY["steps"]}, "The policy's choice; see docs/results."
 
 
-def doubled(first: int, last: int) -> tuple[int, ...]:
-    """The first length, doubled as often as fits below the last, and the last."""
-    found = []
-    while first < last:
-        found.append(first)
-        first *= 2
-    return (*found, last)
-
-
-def reachable(lengths: tuple[int, ...], context: int, to: int, available: int) -> tuple[int, ...]:
-    """Lengths that the held-out text allows, at least one of them beyond the base's context."""
-    # a window reads its length and predicts one token more; the end token of a document is not read
-    most = available - 2
-    kept = tuple(length for length in lengths if length <= most)
-    if any(context < length <= to for length in kept):
-        return kept
-    step = max(context // 8, 1)
-    longest = min(most, to) // step * step
-    if longest <= context:
-        raise ValueError(
-            f"The held-out text reaches {max(available, 0):,} tokens, and showing more than the base's context needs "
-            f"above {context + step:,}; name a longer text with --eval-data."
-        )
-    return (*kept, longest)
-
-
-def describe_proof(plan: Plan, costs: ModelCosts, settings: ExtendSettings, device: Device) -> tuple[Choice, ...]:
-    """What the proof measures and how long it takes by the estimate."""
-    wanted = settings.text_lengths or plan.lengths
-    left_out = [length for length in wanted if length > max(plan.text_lengths)]
-    rows = sum(costs.forward(1, length).total * plan.samples for length in (*plan.lengths, *plan.needle_lengths))
-    longest = max(plan.text_lengths)
-    texts = sum(
-        costs.forward(1, length).total * plan.windows * longest / length for length in {*plan.short, *plan.text_lengths}
-    )
-    seconds = 2 * (rows + texts) / device.rate
+def describe_proof(
+    proof: Proof, costs: ModelCosts, settings: ExtendSettings, device: Device, limit: float | None
+) -> tuple[Choice, ...]:
+    """What the proof measures and how long it takes by the estimate. limit: seconds that it should take at most."""
+    seconds = proof.seconds(costs, device)
+    wanted = settings.text_lengths or proof.lengths
+    left_out = [length for length in wanted if length > max(proof.text_lengths)]
     return (
         Choice(
             name="perplexity at",
-            value=listed(sorted({*plan.short, *plan.text_lengths})),
+            value=listed(sorted({*proof.short, *proof.text_lengths})),
             reason="Short lengths show damage, long ones the gain."
             + (f" The held-out text is too short for {listed(left_out)}." if left_out else ""),
         ),
         Choice(
             name="passkey and needles at",
-            value=listed(plan.lengths)
-            + (f"; needles at {listed(plan.needle_lengths)}" if plan.needle_lengths != plan.lengths else ""),
-            reason=f"{plan.samples} prompts per length and task, before and after.",
+            value=listed(proof.lengths)
+            + (f"; needles at {listed(proof.needle_lengths)}" if proof.needle_lengths != proof.lengths else ""),
+            reason=f"{counted(proof.samples, 'prompt')} per length and task, before and after.",
         ),
         Choice(
             name="time of the proof",
             value=f"about {duration(seconds)}",
-            reason=f"An estimate, assuming {device.rate:g} operations per second.",
+            reason=f"An estimate, assuming {device.rate:.2g} operations per second."
+            + ("" if limit is None else " It is small, to suit the minutes; --samples and --eval-lengths add more."),
         ),
     )
-
-
-def listed(lengths: Any) -> str:
-    """Lengths in one line."""
-    return ", ".join(f"{length:,}" for length in lengths)

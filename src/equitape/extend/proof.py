@@ -1,5 +1,6 @@
 """The proof: a model measured before and after on the same text and prompts, and the verdict on both."""
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,22 @@ from ..runs.extension import EXTENDED, ORIGINAL, Agreement, Check, Verdict, perp
 from ..runs.results import EvaluationReport
 from ..tasks import build_evaluation
 from ..tasks.evaluated_model import EvaluatedModel
+from ..tasks.harness import require_harness
 from ..tasks.haystack import PromptMaker
 from ..tasks.needles import HaystackTask
 from ..tasks.perplexity import CHUNK_TOKENS
 from .plan import Plan
 from .settings import ExtendSettings
+from .words import NAME
 
-AGREEMENT_WINDOWS = 8
+AGREEMENT_WINDOWS, FEW_WINDOWS = 8, 2
+"""On a GPU and elsewhere."""
+QUESTIONS, FEW_QUESTIONS = 200, 50
+"""Of the task of lm-eval, on a GPU and elsewhere."""
+FEWEST_QUESTIONS = 10
+HARNESS = "lm-eval"
+SHARES = ("acc", "exact_match")
+"""Metrics of the harness, by the start of their names, that are shares of right answers."""
 RETRIEVAL = {"passkey": "passkey", "needles": "multi-key needles"}
 """Tasks whose score may not fall, and what sentences call them."""
 
@@ -59,6 +69,26 @@ def proof_tasks(plan: Plan, settings: ExtendSettings, tokenizer: Any) -> tuple[d
     return {name: options for name, options in tasks.items() if name in settings.measure}, notes
 
 
+def harness_task(settings: ExtendSettings, questions: int, passages: int) -> tuple[dict[str, Any] | None, list[str]]:
+    """The options of the task of lm-eval, None where it is not measured, and notes on why.
+
+    passages: how many there are of the held-out text.
+    """
+    if HARNESS not in settings.measure:
+        return None, []
+    if find_spec("lm_eval") is None:
+        if settings.harness is not None:
+            require_harness()
+        return None, ['No task of lm-eval is measured: it is not installed (pip install "equitape[eval]").']
+    if settings.harness is None and passages < FEWEST_QUESTIONS:
+        return None, ["No task of lm-eval is measured: the held-out text is too short to ask for last words."]
+    options = {"task": f"{HARNESS}:{settings.harness or NAME}", "limit": questions, "batch_size": 8}
+    if settings.harness is not None:
+        # refused before any work where its data cannot be loaded
+        build_evaluation(str(options["task"]), {}).check_data()
+    return options, []
+
+
 def fitting_lengths(name: str, options: dict[str, Any], tokenizer: Any, lengths: tuple[int, ...]) -> tuple[int, ...]:
     """Lengths that hold every prompt of a task."""
     task = build_evaluation(name, options)
@@ -80,18 +110,19 @@ def measure(
     """
     reports: Reports = {}
     evaluated: EvaluatedModel | None = None
-    for name, options in tasks.items():
+    for name, given in tasks.items():
         out = folder / name
         if not (out / REPORT).exists():
             evaluated = evaluated or load()
-            task = build_evaluation(name, options)
+            options = dict(given)
+            task = build_evaluation(options.pop("task", name), options)
             evaluate(evaluated, task, out, resume=True, batch_tokens=batch_tokens, console=console)
         reports[name] = EvaluationReport.read(out / REPORT)
     return reports, evaluated
 
 
 @torch.no_grad()
-def agree(original: Any, other: Any, store: TokenStore, length: int, windows: int = AGREEMENT_WINDOWS) -> Agreement:
+def agree(original: Any, other: Any, store: TokenStore, length: int, windows: int) -> Agreement:
     """Compare the predictions of two models on the first windows of a text."""
     tokens = store.joined()
     count = max(1, min(windows, len(tokens) // length))
@@ -133,6 +164,8 @@ def judge(
         for task in RETRIEVAL:
             if task in before:
                 checks += check_retrieval(settings, context, task, before[task], after[task])
+        if HARNESS in before:
+            checks += check_harness(settings, before[HARNESS], after[HARNESS])
     failed = [check for check in checks if not check.passed]
     if failed:
         more = f" {len(failed) - 1} more of {len(checks)} checks failed." if len(failed) > 1 else ""
@@ -212,3 +245,20 @@ def check_retrieval(
             )
         )
     return checks
+
+
+def check_harness(settings: ExtendSettings, before: EvaluationReport, after: EvaluationReport) -> list[Check]:
+    """The first metric of lm-eval's task that is a share of right answers."""
+    shares = [name for name in before.metrics if name.split()[-1].startswith(SHARES) and "stderr" not in name]
+    was, now = (report.metrics.get(shares[0]) if shares else None for report in (before, after))
+    if was is None or now is None:
+        return []
+    name = shares[0]
+    old, new = 100 * was, 100 * now
+    passed = new >= old - settings.retrieval_tolerance
+    verb = "did not fall" if passed else "fell"
+    sentence = (
+        f"{name} of lm-eval {verb} by more than {settings.retrieval_tolerance:g} points: {number(old, 1)} before, "
+        f"{number(new, 1)} after."
+    )
+    return [Check(name=f"{HARNESS}: {name}", passed=passed, sentence=sentence)]

@@ -21,7 +21,7 @@ COMPARED_METHODS = (
     "theta", "theta+lora", "lora", "longlora", "tape", "tape+lora", "theta+tape+lora", "tape2+lora", "theta+tape2+lora",
     *get_args(ScaledName),
 )  # fmt: skip
-Measure = Literal["perplexity", "passkey", "needles", "agreement"]
+Measure = Literal["perplexity", "passkey", "needles", "agreement", "lm-eval"]
 COMPARATORS = (
     *UNTRAINED,
     *(f"{method}{jumps}" for method in COMPARED_METHODS for jumps in ("", WITHOUT_JUMPS)),
@@ -97,6 +97,9 @@ class ExtendSettings(Settings):
     """Long lengths of perplexity, where not those of the passkey."""
     measure: tuple[Measure, ...] = get_args(Measure)
     """What to measure. Without perplexity there is no verdict."""
+    harness: str | None = None
+    """Task of lm-evaluation-harness that shows damage at short lengths, for example hellaswag. Default, where lm-eval
+    is installed: last words of passages of the held-out text."""
     batch_tokens: Count | None = None
     """Tokens evaluated at a time. Default: as many as fit in memory."""
     compare: tuple[str, ...] = ()

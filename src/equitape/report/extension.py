@@ -91,6 +91,7 @@ def damage_table(extension: Extension) -> Table:
     known = [extension.agreements.get(model) for model in others]
     rows.append(row("next-token agreement, % ↑", ["100", *(number(a.agreement if a else None, 2) for a in known)]))
     rows.append(row("KL from the original, nats per token ↓", ["0", *(number(a.kl if a else None) for a in known)]))
+    rows += harness_rows(extension, [ORIGINAL, *others])
     first = next((each for each in known if each is not None), None)
     notes = (
         [f"Agreement and KL are of {first.tokens:,} predictions in windows of {first.length:,} tokens."]
@@ -98,6 +99,26 @@ def damage_table(extension: Extension) -> Table:
         else []
     )
     return Table(title="Damage at short lengths", columns=["", ORIGINAL, *others], rows=rows, notes=notes)
+
+
+def harness_rows(extension: Extension, models: list[str]) -> list[list[Cell]]:
+    """The metrics of the task of lm-evaluation-harness, on its own scale."""
+    found = of_task(extension, "lm-eval")
+    if ORIGINAL not in found:
+        return []
+    report = found[ORIGINAL]
+    names = [name for name in report.metrics if name != report.headline and "stderr" not in name]
+    values = {model: found[model].metrics if model in found else {} for model in models}
+    return [
+        row(f"lm-eval, {name}{arrow_of(name)}", [number(values[model].get(name), 3) for model in models])
+        for name in names
+    ]
+
+
+def arrow_of(metric: str) -> str:
+    """Which way a metric of the harness is better, where its name says so."""
+    name = metric.split()[-1]
+    return " ↓" if "perplexity" in name else " ↑" if name.startswith(("acc", "exact_match", "f1")) else ""
 
 
 def plan_table(extension: Extension) -> Table:

@@ -1,0 +1,195 @@
+"""Planning an extension, and refusing what cannot be done before any weight is read."""
+
+import os
+import shutil
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import PartialState
+
+from ..adapt.finetune import describe_texts, read_data
+from ..adapt.settings import EvalSettings, FinetuneSettings
+from ..data.overlap import find_overlap
+from ..data.text import find_files
+from ..data.tokens import TokenStore, build_tokens
+from ..model import EquitapeConfig
+from ..pretrained.adapting import name_of
+from ..pretrained.loading import check_vocabulary, choose_device, tokenizer_of
+from ..pretrained.weights import read_config
+from ..runs.files import plain, read_json
+from ..runs.identity import Difference, check_folder, find_differences
+from ..tasks.perplexity_by_length import name_sources
+from ..training.settings import TrainSettings
+from .columns import comparator_settings, list_comparators
+from .estimates import Device
+from .plan import Plan, Text, choose_recall, choose_rows, make_plan
+from .proof import FEW_QUESTIONS, HARNESS, QUESTIONS, harness_task, proof_tasks
+from .settings import ExtendSettings
+from .words import find_passages
+
+EXTEND = "extend.json"
+UNIMPORTANT = tuple(
+    f"settings.{name}" for name in ("save", "compare", "measure", "tolerance", "retrieval_tolerance", "batch_tokens")
+)
+"""Settings that change neither the model nor a measurement of it."""
+SCORED_WINDOWS = 4
+"""Windows of held-out text that the training run itself scores; the proof scores more."""
+PAGES_BYTES = 100 * 2**20
+"""Room for reports, logs and plots."""
+PATIENCE = timedelta(days=7)
+"""How long processes wait for the first one, which measures models before and after they train."""
+CHECKPOINTS = 3
+"""Copies of weights and optimizer while training: two kept, one being written."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """An extension that is planned and checked; no weight was read yet."""
+
+    base: str
+    settings: ExtendSettings
+    config: EquitapeConfig
+    tokenizer: Any
+    text: Text
+    device: Device
+    plan: Plan
+    tasks: dict[str, dict[str, Any]]
+    notes: list[str]
+    held_out: TokenStore
+    """The first held-out text."""
+    digests: dict[str, str]
+    passages: list[dict[str, str]]
+    """Whose last words lm-eval asks for."""
+
+    def identity(self) -> dict[str, Any]:
+        """What decides the results, as plain data."""
+        given = {
+            "base": {"name": name_of(self.base), "context": self.config.context, "encoding": self.config.encoding},
+            "settings": self.settings.to_dict(),
+            "data": self.digests,
+            "plan": self.plan.identity(),
+        }
+        return plain(given)
+
+
+def prepare(base: str | Path, settings: ExtendSettings) -> Prepared:
+    """Plan an extension and refuse what cannot be done, before any weight is read."""
+    base = str(base)
+    config = read_config(base)
+    if settings.to <= config.context:
+        # before any text is read
+        raise ValueError(
+            f"The base reads {config.context:,} tokens already; give a length above that for --to, not {settings.to:,}."
+        )
+    for source in (*settings.data, *settings.eval_data):
+        if not source.startswith("hf:"):
+            find_files(source)
+    tokenizer = tokenizer_of(base, settings.tokenizer)
+    check_vocabulary(tokenizer, config.vocab_size)
+    device = find_device()
+    row_length, _ = choose_rows(config, settings, device)
+    train = TrainSettings(steps=1, seed=settings.seed)
+    course = course_of(settings, train, row_length, row_length, choose_recall(settings))
+    course.check(settings.to)
+    with join_processes().main_process_first():
+        rows, _ = read_data(course, tokenizer, row_length)
+        stores = [build_tokens(source, tokenizer) for source in settings.eval_data]
+    text = Text(
+        train=rows.report.tokens,
+        longest=min(int(store.lengths.max()) for store in stores),
+        joined=min(store.num_tokens for store in stores),
+    )
+    plan = make_plan(config, settings, text, device)
+    for name in list_comparators(settings):
+        make_plan(config, comparator_settings(name, settings), text, device)
+    tasks, notes = proof_tasks(plan, settings, tokenizer)
+    held_out = zip(name_sources(settings.eval_data), stores, strict=True)
+    questions = QUESTIONS if device.kind == "cuda" else FEW_QUESTIONS
+    passages = find_passages(stores[0], tokenizer, questions)
+    asked, missing = harness_task(settings, questions, len(passages))
+    if asked is not None:
+        tasks[HARNESS] = asked
+    notes = [*describe_texts({name: find_overlap(rows.store, store) for name, store in held_out}), *notes, *missing]
+    return Prepared(
+        base=base,
+        settings=settings,
+        config=config,
+        tokenizer=tokenizer,
+        text=text,
+        device=device,
+        plan=plan,
+        tasks=tasks,
+        notes=notes,
+        held_out=stores[0],
+        passages=passages,
+        digests={"train": rows.store.facts.digest, "held out": " ".join(store.facts.digest for store in stores)},
+    )
+
+
+def find_device() -> Device:
+    """The accelerator, or the CPU where there is none."""
+    kind = choose_device().type
+    if kind == "cuda":
+        return Device(kind=kind, memory=torch.cuda.get_device_properties(0).total_memory)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return Device(kind=kind, memory=memory, cores=os.cpu_count() or 1)
+
+
+def course_of(
+    settings: ExtendSettings, train: TrainSettings, row_length: int, scored: int, recall: float
+) -> FinetuneSettings:
+    """The settings of the fine-tuning run. scored: the length at which it scores held-out text itself."""
+    name, source = next(iter(name_sources(settings.eval_data).items()))
+    return FinetuneSettings(
+        data=settings.data,
+        train=train,
+        row_length=row_length,
+        recall=recall,
+        tokenizer=settings.tokenizer,
+        evaluation=EvalSettings(data={name: source}, lengths=(scored,), windows=SCORED_WINDOWS),
+    )
+
+
+def default_folder(base: str | Path, settings: ExtendSettings) -> Path:
+    """Where an extension goes without --out."""
+    return Path("runs") / "extend" / f"{name_of(base)}-{settings.to}"
+
+
+def check_out(prepared: Prepared, out: Path, resume: bool) -> None:
+    """Refuse a folder that holds something else, and a disk without room for the result."""
+
+    def compare() -> list[Difference]:
+        old, new = read_json(out / EXTEND), prepared.identity()
+        if not isinstance(old, dict):
+            raise ValueError(f"{out / EXTEND} cannot be read; choose another directory.")
+        # a setting that differs explains whatever else does
+        chosen = find_differences({"settings": old.get("settings")}, {"settings": new["settings"]}, UNIMPORTANT)
+        return chosen or find_differences(old, new, UNIMPORTANT)
+
+    check_folder(out, "extension", EXTEND, compare, resume=resume)
+    place = out.absolute()
+    while not place.exists():
+        place = place.parent
+    needed, free = bytes_on_disk(prepared), shutil.disk_usage(place).free
+    if needed > free:
+        raise ValueError(
+            f"The result needs about {needed / 2**30:.1f} GiB, checkpoints included, and the disk of {out} has "
+            f"{free / 2**30:.1f} GiB left; free some space, or choose another folder with --out."
+        )
+
+
+def bytes_on_disk(prepared: Prepared) -> int:
+    """An estimate of what is written: checkpoints, the adapter, the whole model where asked for, and pages."""
+    plan = prepared.plan
+    # float32 weights, and two averages of the optimizer
+    training = plan.trained * 4 * (3 * CHECKPOINTS + 1)
+    whole = plan.parameters * 4 if prepared.settings.save == "model" else 0
+    return training + whole + PAGES_BYTES
+
+
+def join_processes() -> PartialState:
+    """Meet the other processes of `accelerate launch`, if there are any. They wait while the first one measures."""
+    return PartialState(cpu=not torch.accelerator.is_available(), timeout=PATIENCE)

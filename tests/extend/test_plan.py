@@ -1,0 +1,77 @@
+"""Plans of a real model's size, without the model: what a CPU gets, and what a GPU gets."""
+
+import pytest
+
+from equitape.extend.estimates import Device
+from equitape.extend.plan import Text, make_plan
+from equitape.extend.settings import ExtendSettings
+from equitape.model import EquitapeConfig
+from equitape.scale.costs import ModelCosts
+
+CPU = Device(kind="cpu", memory=24 * 2**30, cores=2)
+GPU = Device(kind="cuda", memory=140 * 2**30)
+MUCH = Text(train=10**8, longest=10**6, joined=10**7)
+
+
+@pytest.fixture(scope="module")
+def smollm2():
+    """The sizes of SmolLM2-135M."""
+    return EquitapeConfig(
+        vocab_size=49152,
+        hidden_size=576,
+        intermediate_size=1536,
+        num_hidden_layers=30,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        max_position_embeddings=8192,
+        tie_word_embeddings=True,
+        encoding={"kind": "rope", "theta": 1e5},
+    )
+
+
+def seconds_of(config, plan):
+    """(training, measuring two models) on two cores by hand: so many tokens of forward passes, three for a step."""
+    costs = ModelCosts(config)
+
+    def forward(length):
+        return costs.forward(1, length).total / CPU.rate
+
+    prompts = plan.samples * sum(map(forward, (*plan.lengths, *plan.needle_lengths)))
+    longest = max(plan.text_lengths)
+    texts = plan.windows * sum(forward(length) * longest / length for length in {*plan.short, *plan.text_lengths})
+    return 3 * plan.train.batch_size * forward(plan.row_length), 2 * (prompts + texts)
+
+
+def test_a_cpu_ends_within_half_an_hour(smollm2):
+    """Without a budget: steps that are many enough to learn something, and a small proof."""
+    plan = make_plan(smollm2, ExtendSettings(to=16384), MUCH, CPU)
+    step, proof = seconds_of(smollm2, plan)
+    assert plan.train.steps is not None
+    assert plan.train.steps >= 40
+    assert plan.train.steps * step + proof < 30 * 60
+    assert 16384 in plan.lengths
+    assert 16384 in plan.text_lengths
+    assert {512, 2048} <= set(plan.short)
+
+
+def test_minutes_on_a_cpu_make_small_steps(smollm2):
+    plan = make_plan(smollm2, ExtendSettings(to=16384, minutes=20), MUCH, CPU)
+    step, proof = seconds_of(smollm2, plan)
+    assert plan.train.minutes == 20
+    assert 20 * 60 / step >= 40
+    assert proof < 12 * 60
+    asked = ExtendSettings(to=16384, minutes=20, row_length=4096, batch_size=8, samples=2, eval_lengths=(8192, 16384))
+    plan = make_plan(smollm2, asked, MUCH, CPU)
+    assert (plan.row_length, plan.train.batch_size, plan.samples) == (4096, 8, 2)
+    assert plan.lengths == (8192, 16384)
+
+
+def test_steps_on_a_cpu_are_taken_as_given(smollm2):
+    plan = make_plan(smollm2, ExtendSettings(to=16384, steps=3), MUCH, CPU)
+    assert (plan.row_length, plan.train.batch_size, plan.train.steps) == (4096, 8, 3)
+
+
+def test_a_gpu_measures_everything(smollm2):
+    plan = make_plan(smollm2, ExtendSettings(to=65536, minutes=10), MUCH, GPU)
+    assert plan.lengths == plan.needle_lengths == plan.text_lengths == (8192, 16384, 32768, 65536, 131072)
+    assert (plan.row_length, plan.train.batch_size, plan.short) == (4096, 8, (512, 1024, 2048))
