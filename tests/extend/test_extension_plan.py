@@ -2,11 +2,13 @@
 
 import pytest
 
+from equitape.extend.columns import comparator_settings
 from equitape.extend.estimates import Device
 from equitape.extend.plan import Text, make_plan
 from equitape.extend.settings import ExtendSettings
 from equitape.model import EquitapeConfig
 from equitape.scale.costs import ModelCosts
+from equitape.training.settings import Jumps
 
 CPU = Device(kind="cpu", memory=24 * 2**30, cores=2)
 GPU = Device(kind="cuda", memory=140 * 2**30)
@@ -64,6 +66,37 @@ def test_minutes_on_a_cpu_make_small_steps(smollm2):
     plan = make_plan(smollm2, asked, MUCH, CPU)
     assert (plan.row_length, plan.train.batch_size, plan.samples) == (4096, 8, 2)
     assert plan.lengths == (8192, 16384)
+
+
+def test_the_policy_follows_the_measurements(smollm2):
+    """docs/results/extend-smollm2.md: theta for 8 times the new context, planted facts, about 330 steps."""
+    plan = make_plan(smollm2, ExtendSettings(to=65536), MUCH, GPU)
+    assert (plan.adapt.method, plan.recall, plan.train.steps) == ("theta+lora", 0.25, 330)
+    assert plan.adapt.theta == pytest.approx(1e5 * 64 ** (64 / 62))
+    few = make_plan(smollm2, ExtendSettings(to=65536, steps=10), MUCH, GPU)
+    assert few.adapt.theta == pytest.approx(1e5 * 8 ** (64 / 62))
+    asked = make_plan(smollm2, ExtendSettings(to=65536, scaling_factor=16), MUCH, GPU)
+    assert asked.adapt.theta == pytest.approx(1e5 * 16 ** (64 / 62))
+
+
+@pytest.mark.parametrize(("memory", "rows", "measured"), [(45, 8, 38316), (25, 4, 19326)])
+def test_memory_is_about_what_an_h200_took(smollm2, memory, rows, measured):
+    """MiB at 8 and at 4 rows of 4,096 tokens at a time."""
+    settings = ExtendSettings(to=65536, memory=memory)
+    plan = make_plan(smollm2, settings, MUCH, GPU)
+    assert plan.train.batch_size // plan.train.gradient_accumulation_steps == rows
+    reason = next(choice.reason for choice in plan.choices if choice.name == "rows")
+    estimate = float(reason.partition("training takes ")[2].split()[0]) * 1024
+    assert estimate == pytest.approx(measured, rel=0.06)
+
+
+def test_jumps_change_only_where_named(smollm2):
+    plan = make_plan(smollm2, ExtendSettings(to=65536, jumps={"shape": "uniform"}), MUCH, GPU)
+    assert plan.train.jumps == Jumps(rate=2 / 4096, size=15.0, total=15.0, shape="uniform")
+    own = comparator_settings("theta+lora@jumps.rate=0.001", ExtendSettings(to=65536, jumps={"shape": "uniform"}))
+    assert own.jumps == {"shape": "uniform", "rate": 0.001}
+    with pytest.raises(ValueError, match="Did you mean 'shape'"):
+        ExtendSettings(to=65536, jumps={"shap": "uniform"})
 
 
 def test_steps_on_a_cpu_are_taken_as_given(smollm2):

@@ -2,7 +2,7 @@
 
 from ..adapt.settings import train_defaults
 from ..pretrained.settings import AdaptSettings
-from .plan import POLICY, split_method
+from .methods import chosen_method, split_method
 from .settings import (
     COMPARATORS,
     EVERY_COMPARATOR,
@@ -35,6 +35,8 @@ def comparator_settings(name: str, settings: ExtendSettings) -> ExtendSettings:
         given |= {"minutes": None, "tokens": None}
     if way.endswith(WITHOUT_JUMPS):
         given["jumps"] = {"rate": 0.0}
+    if "jumps" in changes:
+        changes["jumps"] = {**(given.get("jumps") or {}), **changes["jumps"]}
     return ExtendSettings.parse({**given, **changes}, name)
 
 
@@ -43,17 +45,12 @@ def adapt_method(name: str) -> AdaptSettings:
     return AdaptSettings.parse({"method": split_method(name)[1]}, "extend")
 
 
-def chosen_method(settings: ExtendSettings) -> str:
-    """The name of the extension's own method."""
-    return POLICY["method"] if settings.method == "auto" else settings.method
-
-
 def list_comparators(settings: ExtendSettings) -> tuple[str, ...]:
     """The names of the comparators; for "all", every one but the extension's own way."""
     names = list(settings.compare)
     if EVERY_COMPARATOR in names:
         method = chosen_method(settings)
-        own = f"{method}{WITHOUT_JUMPS}" if settings.jumps is not None and settings.jumps.rate == 0 else method
+        own = f"{method}{WITHOUT_JUMPS}" if (settings.jumps or {}).get("rate") == 0 else method
         names += [name for name in COMPARATORS if name != own or settings.scaling or settings.theta]
         names.remove(EVERY_COMPARATOR)
     return tuple(dict.fromkeys(names))

@@ -72,13 +72,12 @@ def training_bytes(costs: ModelCosts, device: Device, trained: int, tokens: int,
 
     Frozen layers keep less than the formulas say, so this is an upper estimate for LoRA.
     """
-    on_cuda = device.kind == "cuda"
     return training_memory(
         costs,
         tokens,
         checkpointing=checkpointing,
-        compiled=on_cuda,
-        cuda=on_cuda,
+        compiled=False,
+        cuda=device.kind == "cuda",
         size=device.number_bytes,
         trained=trained,
     ).peak

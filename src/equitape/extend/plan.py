@@ -12,19 +12,9 @@ from ..scale.costs import ModelCosts
 from ..training.settings import Jumps, TrainSettings
 from .estimates import Device, count_trained, fit_memory, training_seconds, usable_bytes
 from .lengths import Proof, choose_proof, listed
-from .settings import UNTRAINED, WITHOUT_IDS, ExtendSettings
-
-POLICY: dict[str, Any] = {
-    "method": "theta+lora",
-    "row_length": 4096,  # at most, and never above the base's context
-    "jumps_per_row": 2,
-    "jump_shape": "log",
-    "batch_size": 8,
-    "steps": 300,  # at most
-    "passes": 4,  # over the text, at most
-    "recall": 0.0,
-}
-"""What is chosen where the settings leave it open. It follows what docs/log.md has measured and will change with it."""
+from .methods import choose_method
+from .policy import POLICY, Choice
+from .settings import WITHOUT_IDS, ExtendSettings
 
 CPU_MINUTES = 15.0
 """Of training on a CPU, by the estimate, where no budget is given."""
@@ -48,12 +38,16 @@ class Text:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
-    """One line of the plan."""
+class Budget:
+    """How long the training is."""
 
-    name: str
-    value: str
+    given: dict[str, Any]
+    """One of steps, tokens and minutes."""
     reason: str
+    tokens: float
+    """Of the whole training; an estimate where the budget is in minutes."""
+    seconds: float
+    """An estimate where the budget is not in minutes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,12 +85,14 @@ def make_plan(config: EquitapeConfig, settings: ExtendSettings, text: Text, devi
     context, to = config.context, settings.to
     if to <= context:
         raise ValueError(f"The base reads {context:,} tokens already; give a length above that for --to, not {to:,}.")
-    row_length, batch_size = choose_rows(config, settings, device)
-    adapt, positions = choose_method(config, settings, row_length)
     costs = ModelCosts(config)
+    row_length, batch_size = choose_rows(config, settings, device)
+    step = training_seconds(costs, device, batch_size, row_length)
+    budget = choose_budget(settings, row_length * batch_size, text, device, step)
+    adapt, positions = choose_method(config, settings, row_length, budget.tokens)
     parameters = costs.parameters
     trained = count_trained(config, adapt, parameters)
-    train, choices = choose_training(costs, settings, adapt, (row_length, batch_size), text, device, trained)
+    train, choices = choose_training(costs, settings, adapt, (row_length, batch_size), budget, device, trained)
     join = text.longest <= to and text.joined > text.longest
     minutes = minutes_of(settings, device)
     limit = 60 * CPU_PROOF * minutes if minutes is not None and device.kind == "cpu" else None
@@ -146,94 +142,23 @@ def choose_recall(settings: ExtendSettings) -> float:
     return POLICY["recall"] if settings.recall is None else settings.recall
 
 
-def split_method(name: str) -> tuple[str | None, str]:
-    """(scaling of positions, method of adapt) of a method's name."""
-    first, _, rest = name.partition("+")
-    return (first, rest) if first in UNTRAINED else (None, name)
-
-
-def ntk_theta(config: EquitapeConfig, factor: float) -> float:
-    """The rotary base whose lowest frequency turns as far in `factor` times the context as the old one did in it."""
-    assert isinstance(config.encoding, dict) and config.head_dim is not None
-    dim = config.head_dim
-    return float(config.encoding["theta"]) * factor ** (dim / max(dim - 2, 1))
-
-
-def choose_method(
-    config: EquitapeConfig, settings: ExtendSettings, row_length: int
-) -> tuple[AdaptSettings, list[Choice]]:
-    """What changes in the model, and why."""
-    named = POLICY["method"] if settings.method == "auto" else settings.method
-    own, method = split_method(named)
-    scaling, factor = settings.scaling or own, settings.scaling_factor or settings.to / config.context
-    encoding = config.encoding if isinstance(config.encoding, dict) else {}
-    given: dict[str, Any] = {"method": method, "context": settings.to, "seed": settings.seed}
-    if settings.theta is not None:
-        given["theta"] = settings.theta
-    if scaling is not None:
-        given["scaling"], given["scaling_factor"] = scaling, settings.scaling_factor
-        on = f", theta {settings.theta:g}" if settings.theta is not None else ""
-        why = "You asked for this scaling." if settings.scaling else f"Part of the method {named}."
-        positions = f"{scaling} by {factor:g}{on}", why
-    elif settings.theta is not None:
-        positions = f"theta {settings.theta:g}", "You asked for this rotary base."
-    elif method in WITHOUT_IDS:
-        positions = "dropped", "Without positions there is no length that the model has not seen."
-    elif method == "longlora":
-        given["scaling"], given["scaling_factor"] = "linear", settings.scaling_factor
-        positions = f"linear by {factor:g}", "Groups learn no larger distances otherwise."
-    elif "theta" in method and "theta" in encoding:
-        given["theta"] = ntk_theta(config, factor)
-        positions = (
-            f"theta {given['theta']:g}",
-            f"NTK's rule for {factor:g} times the context: slow frequencies stretch, fast ones hardly change.",
-        )
-    else:
-        positions = "unchanged", f"The method {method} learns the new distances from the jumps."
-    if "theta" in method and scaling is not None and settings.theta is None:
-        # the scaling replaces a larger base
-        given["theta"] = float(encoding.get("theta", 10000.0))
-    if method == "longlora":
-        given["group_size"] = max(row_length // 4, 2)
-    lora = {"lora_rank": settings.lora_rank, "lora_alpha": settings.lora_alpha, "lora_targets": settings.lora_targets}
-    given |= {name: value for name, value in lora.items() if value}
-    adapt = AdaptSettings.parse(given, "extend")
-    why = "The policy's choice; see docs/results." if settings.method == "auto" else "You asked for this method."
-    return adapt, [
-        Choice(name="method", value=named, reason=f"{why} It means: {adapt.effects.idea}."),
-        Choice(name="positions", value=positions[0], reason=positions[1]),
-    ]
-
-
 def choose_training(
     costs: ModelCosts,
     settings: ExtendSettings,
     adapt: AdaptSettings,
     rows: tuple[int, int],
-    text: Text,
+    budget: Budget,
     device: Device,
     trained: int,
 ) -> tuple[TrainSettings, list[Choice]]:
-    """Jumps, budget and learning rate, and why. rows: tokens of a row, and rows per step."""
+    """Jumps, learning rate and memory, and why. rows: tokens of a row, and rows per step."""
     row_length, batch_size = rows
-    step = training_seconds(costs, device, batch_size, row_length)
-    budget, why_budget = choose_budget(settings, row_length * batch_size, text, device, step)
-    jumps = (
-        Jumps(rate=0.0)
-        if adapt.method in WITHOUT_IDS
-        else settings.jumps
-        or Jumps(
-            rate=min(POLICY["jumps_per_row"] / row_length, 1.0),
-            size=settings.to / row_length - 1,
-            total=settings.to / row_length - 1,
-            shape=POLICY["jump_shape"],
-        )
-    )
+    jumps = choose_jumps(settings, adapt, row_length)
     room = usable_bytes(device, settings.memory)
     accumulation, checkpointing, memory = fit_memory(costs, device, trained, row_length, batch_size, room)
     given = {
         **train_defaults(adapt),
-        **budget,
+        **budget.given,
         "batch_size": batch_size,
         "gradient_accumulation_steps": accumulation,
         "gradient_checkpointing": checkpointing,
@@ -257,8 +182,8 @@ def choose_training(
             value="none" if train.jumps is None else f"rate {jumps.rate:.3g}, up to {jumps.largest(row_length):,} ids",
             reason="The method reads no position ids."
             if adapt.method in WITHOUT_IDS
-            else "You set them."
-            if settings.jumps is not None
+            else f"You set {', '.join(settings.jumps)}."
+            if settings.jumps
             else f"About {POLICY['jumps_per_row']} jumps per row show the short rows all distances of the new context, "
             f"and none beyond it.",
         ),
@@ -270,9 +195,9 @@ def choose_training(
         Choice(
             name="budget",
             value=", ".join(
-                f"{value:,g} {name}" if value < 1e6 else f"{value:,} {name}" for name, value in budget.items()
+                f"{value:,g} {name}" if value < 1e6 else f"{value:,} {name}" for name, value in budget.given.items()
             ),
-            reason=why_budget,
+            reason=budget.reason,
         ),
     ]
     recall = choose_recall(settings)
@@ -284,12 +209,10 @@ def choose_training(
                 reason="Asked for at the end of the row, they train finding things far back.",
             )
         )
-    steps = budget.get("steps") or round(budget.get("tokens", 0) / (row_length * batch_size))
-    seconds = 60 * settings.minutes if settings.minutes is not None else steps * step
     choices.append(
         Choice(
             name="time of training",
-            value=f"about {duration(seconds)}",
+            value=f"about {duration(budget.seconds)}",
             reason="The budget."
             if settings.minutes is not None
             else f"An estimate from {quantity(costs.parameters)} parameters, assuming {device.rate:g} "
@@ -299,27 +222,53 @@ def choose_training(
     return train, choices
 
 
-def choose_budget(
-    settings: ExtendSettings, tokens_per_step: int, text: Text, device: Device, step: float
-) -> tuple[dict[str, Any], str]:
-    """One of steps, tokens and minutes. step: seconds of one by the estimate."""
+def choose_jumps(settings: ExtendSettings, adapt: AdaptSettings, row_length: int) -> Jumps:
+    """Jumps that show short rows the distances of the new context, but for what the settings name."""
+    if adapt.method in WITHOUT_IDS:
+        return Jumps(rate=0.0)
+    largest = settings.to / row_length - 1
+    chosen = {
+        "rate": min(POLICY["jumps_per_row"] / row_length, 1.0),
+        "size": largest,
+        "total": largest,
+        "shape": POLICY["jump_shape"],
+    }
+    return Jumps.parse({**chosen, **(settings.jumps or {})}, "jumps")
+
+
+def choose_budget(settings: ExtendSettings, tokens_per_step: int, text: Text, device: Device, step: float) -> Budget:
+    """The budget of the settings, or of the policy. step: seconds of one by the estimate."""
+    name, value, reason = given_budget(settings) or policy_budget(settings, tokens_per_step, text, device, step)
+    steps = {"steps": value, "tokens": value / tokens_per_step, "minutes": 60 * value / step}[name]
+    return Budget(given={name: value}, reason=reason, tokens=steps * tokens_per_step, seconds=steps * step)
+
+
+def given_budget(settings: ExtendSettings) -> tuple[str, float, str] | None:
+    """(kind, size, reason) of the budget in the settings."""
     for name in ("minutes", "tokens", "steps"):
         value = getattr(settings, name)
         if value is not None:
-            return {name: value}, "You set it."
+            return name, value, "You set it."
+    return None
+
+
+def policy_budget(
+    settings: ExtendSettings, tokens_per_step: int, text: Text, device: Device, step: float
+) -> tuple[str, int, str]:
+    """(kind, size, reason) of a budget from the policy, the text and the device."""
     minutes = minutes_of(settings, device)
     possible = POLICY["steps"] if minutes is None else max(1, int(60 * minutes / step))
     passes = max(1, POLICY["passes"] * text.train // tokens_per_step)
-    if possible < min(passes, POLICY["steps"]):
-        return {"steps": possible}, (
-            f"About {CPU_MINUTES:g} minutes on this CPU by the estimate; --minutes or --steps set another budget."
-        )
-    if passes < POLICY["steps"]:
-        return {"steps": passes}, (
+    fewest = min(possible, passes, POLICY["steps"])
+    reason = "About as many as we measured; see docs/results."
+    if fewest == passes < POLICY["steps"]:
+        reason = (
             f"{POLICY['passes']} passes over the {text.train:,} tokens of text: more would learn them by heart. More "
             f"text (--data) allows more steps."
         )
-    return {"steps": POLICY["steps"]}, "The policy's choice; see docs/results."
+    elif fewest == possible < POLICY["steps"]:
+        reason = f"About {CPU_MINUTES:g} minutes on this CPU by the estimate; --minutes or --steps set another budget."
+    return "steps", fewest, reason
 
 
 def describe_proof(

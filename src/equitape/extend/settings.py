@@ -53,8 +53,9 @@ class ExtendSettings(Settings):
     """Tokens of a training row. Default: the base's context, at most 4096."""
     batch_size: Count | None = None
     """Rows per optimizer step. Default: 8."""
-    jumps: Jumps | None = None
-    """How ids jump ahead while training, for example rate=0.001; rate=0 turns jumps off. Default: from the plan."""
+    jumps: dict[str, Any] | None = None
+    """How ids jump ahead while training, for example rate=0.001 or shape=uniform; rate=0 turns jumps off. What is not
+    named comes from the plan."""
     recall: Share | None = None
     """Fraction of the rows in which facts are planted and asked for at the end. Default: from the plan."""
     learning_rate: Annotated[float, Gt(0)] | None = None
@@ -112,6 +113,7 @@ class ExtendSettings(Settings):
     """Seed of new weights, of the order of data and of the prompts."""
 
     def __post_init__(self) -> None:
+        Jumps.parse(self.jumps or {}, "jumps")
         given = [name for name in ("minutes", "tokens", "steps") if getattr(self, name) is not None]
         if len(given) > 1:
             raise ValueError(f"{' and '.join(given)} are given; a budget is one of minutes, tokens and steps.")

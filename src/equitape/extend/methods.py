@@ -1,0 +1,93 @@
+"""What changes in the model: the method, and the positions that suit the new context."""
+
+from typing import Any
+
+from ..model import EquitapeConfig
+from ..pretrained.settings import AdaptSettings
+from .policy import POLICY, Choice
+from .settings import UNTRAINED, WITHOUT_IDS, ExtendSettings
+
+BEST = (
+    "The best we measured on SmolLM2-135M (docs/results): with planted facts it found every passkey up to the new "
+    "length. TAPE 2 on top (theta+tape2+lora) read long text slightly better and trains more slowly."
+)
+"""Why the policy's method."""
+
+
+def split_method(name: str) -> tuple[str | None, str]:
+    """(scaling of positions, method of adapt) of a method's name."""
+    first, _, rest = name.partition("+")
+    return (first, rest) if first in UNTRAINED else (None, name)
+
+
+def chosen_method(settings: ExtendSettings) -> str:
+    """The name of the extension's own method."""
+    return POLICY["method"] if settings.method == "auto" else settings.method
+
+
+def ntk_theta(config: EquitapeConfig, factor: float) -> float:
+    """The rotary base whose lowest frequency turns as far in `factor` times the context as the old one did in it."""
+    assert isinstance(config.encoding, dict) and config.head_dim is not None
+    dim = config.head_dim
+    return float(config.encoding["theta"]) * factor ** (dim / max(dim - 2, 1))
+
+
+def choose_theta(config: EquitapeConfig, settings: ExtendSettings, tokens: float) -> tuple[float, str]:
+    """A larger rotary base, and why."""
+    factor = settings.to / config.context
+    rule = "slow frequencies stretch, fast ones hardly change"
+    if settings.scaling_factor is not None:
+        return ntk_theta(config, settings.scaling_factor), f"NTK's rule for the factor you set: {rule}."
+    if tokens < POLICY["theta_tokens"]:
+        return ntk_theta(config, factor), (
+            f"NTK's rule for {factor:g} times the context: {rule}. More than a million tokens of training would allow "
+            f"a larger base, which reaches further."
+        )
+    reach = POLICY["theta_reach"]
+    return ntk_theta(config, reach * factor), (
+        f"NTK's rule for {reach:g} times the new context: {rule}. For the new context itself, retrieval broke off at "
+        f"half of it where we measured it."
+    )
+
+
+def choose_method(
+    config: EquitapeConfig, settings: ExtendSettings, row_length: int, tokens: float
+) -> tuple[AdaptSettings, list[Choice]]:
+    """What changes in the model, and why. tokens: of the whole training."""
+    named = chosen_method(settings)
+    own, method = split_method(named)
+    scaling, factor = settings.scaling or own, settings.scaling_factor or settings.to / config.context
+    encoding = config.encoding if isinstance(config.encoding, dict) else {}
+    given: dict[str, Any] = {"method": method, "context": settings.to, "seed": settings.seed}
+    if settings.theta is not None:
+        given["theta"] = settings.theta
+    if scaling is not None:
+        given["scaling"], given["scaling_factor"] = scaling, settings.scaling_factor
+        on = f", theta {settings.theta:g}" if settings.theta is not None else ""
+        why = "You asked for this scaling." if settings.scaling else f"Part of the method {named}."
+        positions = f"{scaling} by {factor:g}{on}", why
+    elif settings.theta is not None:
+        positions = f"theta {settings.theta:g}", "You asked for this rotary base."
+    elif method in WITHOUT_IDS:
+        positions = "dropped", "Without positions there is no length that the model has not seen."
+    elif method == "longlora":
+        given["scaling"], given["scaling_factor"] = "linear", settings.scaling_factor
+        positions = f"linear by {factor:g}", "Groups learn no larger distances otherwise."
+    elif "theta" in method and "theta" in encoding:
+        given["theta"], why = choose_theta(config, settings, tokens)
+        positions = f"theta {given['theta']:.3g}", why
+    else:
+        positions = "unchanged", f"The method {method} learns the new distances from the jumps."
+    if "theta" in method and scaling is not None and settings.theta is None:
+        # the scaling replaces a larger base
+        given["theta"] = float(encoding.get("theta", 10000.0))
+    if method == "longlora":
+        given["group_size"] = max(row_length // 4, 2)
+    lora = {"lora_rank": settings.lora_rank, "lora_alpha": settings.lora_alpha, "lora_targets": settings.lora_targets}
+    given |= {name: value for name, value in lora.items() if value}
+    adapt = AdaptSettings.parse(given, "extend")
+    why = BEST if settings.method == "auto" else "You asked for this method."
+    return adapt, [
+        Choice(name="method", value=named, reason=f"{why} It means: {adapt.effects.idea}."),
+        Choice(name="positions", value=positions[0], reason=positions[1]),
+    ]
