@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from equitape import available_encodings
 from equitape.cli import app
+from equitape.training import recipe
 
 runner = CliRunner()
 
@@ -55,14 +56,19 @@ def test_tables_lose_nothing_on_narrow_terminals(listing, width, monkeypatch):
         assert all(part in output for part in ("batch_tokens=262144,", " error_outside_sparse "))
 
 
-def test_demo_trains_compares_and_answers(tmp_path, monkeypatch):
+def test_demo_trains_and_compares(tmp_path, monkeypatch):
     # processes that start as copies of this one start at once
     fork = multiprocessing.get_context("fork")
     monkeypatch.setattr("equitape.training.parallel.get_context", lambda _: fork)
+    load, small = recipe.load_recipe, ["task.eval_tokens=2048", "model.num_hidden_layers=1", "train.batch_size=2"]
+    monkeypatch.setattr(recipe, "load_recipe", lambda name, overrides: load(name, [*overrides, *small]))
     result = runner.invoke(app, ["demo", "--steps", "2", "--out", str(tmp_path)])
     assert result.exit_code == 0, result.output
-    for part in ("nope", "rope", "tape", "parameters", "exact", "demonstration", " + "):
+    for part in ("tape2", "rope, decay", "parameters", "16x", "demonstration"):
         assert part in result.output
+    # every length of every encoding is in the table: a model of two steps knows a little less than the bytes' entropy
+    rows = [line for line in result.output.splitlines() if line.startswith("│")]
+    assert [sum(2 < float(cell) < 8.5 for cell in row.split("│")[-4:-1]) for row in rows] == [3, 3, 3]
 
 
 def test_wrong_input_exits_with_2():

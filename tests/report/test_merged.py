@@ -87,6 +87,19 @@ def test_a_label_with_other_options_is_kept_apart():
     assert [(run.label, run.seed) for run in merged.runs] == [("tape", 0), ("tape (b)", 1)]
 
 
+def test_a_label_with_other_jumps_is_kept_apart():
+    recipe = make_results()["recipe"]
+    jumping = {**recipe, "encodings": [{"kind": "tape", "jumps": {"rate": 0.1}}]}
+    sources = {
+        "plain": comparison([make_run("tape", 0, 1.0)], recipe={**recipe, "encodings": ["tape"]}),
+        "jumping": comparison([make_run("tape", 1, 1.0)], recipe=jumping),
+        "again": comparison([make_run("tape", 2, 1.0)], recipe=jumping),
+    }
+    merged, _, _ = merge(sources)
+    labels = [(run.label, run.seed) for run in merged.runs]
+    assert labels == [("tape", 0), ("tape (jumping)", 1), ("tape (again)", 2)]
+
+
 def test_a_seed_in_two_folders_is_taken_once():
     failed, done = make_run("tape", 0, 1.0, "failed", "no"), make_run("tape", 0, 1.4)
     merged, remarks, _ = merge({"a": comparison([failed]), "b": comparison([done]), "c": comparison([done])})

@@ -132,10 +132,11 @@ def merge(sources: dict[str, Comparison]) -> tuple[Comparison, list[str], bool]:
             alike = False
             remarks.append(f"Caution: {first_name} and {name} were trained differently: {'; '.join(differences)}.")
     runs: dict[tuple[str, int], RunResult] = {}
-    encodings: dict[str, dict[str, Any]] = {}
+    encodings: dict[str, tuple[Any, Any]] = {}
     for name, one in sources.items():
         for run in one.runs:
-            clash = encodings.setdefault(run.label, run.encoding) != run.encoding
+            trained = run.encoding, find_jumps(recipes[name], run.label)
+            clash = encodings.setdefault(run.label, trained) != trained
             label = run.label if alike and not clash else f"{run.label} ({name})"
             key = (label, run.seed)
             if key in runs and runs[key].status == DONE:
@@ -154,6 +155,14 @@ def merge(sources: dict[str, Comparison]) -> tuple[Comparison, list[str], bool]:
         runs=ordered,
     )
     return merged, remarks, alike
+
+
+def find_jumps(recipe: dict[str, Any], label: str) -> Any:
+    """The jumps of an encoding of a recipe: part of its training that a run's encoding does not show."""
+    for given in recipe.get("encodings") or ():
+        if isinstance(given, dict) and given.get("label", given.get("kind")) == label and "jumps" in given:
+            return given["jumps"] or None
+    return (recipe.get("train") or {}).get("jumps")
 
 
 def current_recipe(recipe: dict[str, Any]) -> dict[str, Any]:
