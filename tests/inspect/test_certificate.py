@@ -32,7 +32,7 @@ def test_every_encoding_passes(case):
     certificate = certify(model, num_tokens=16)
     assert certificate.passed
     found, encoding = verdicts(certificate), model.model.encoding
-    assert list(found) == ["shift", "rotation", "causality", "cache", "padding"]
+    assert list(found) == ["shift", "rotation", "causality", "cache", "padding", "packing"]
     assert (found["shift"] == "pass") == encoding.shift_invariant
     assert found["causality"] == "pass"
     assert (found["cache"] == "pass") == (encoding.cache_refusal is None)
@@ -116,6 +116,29 @@ def test_states_that_depend_on_the_length_of_the_text_are_found():
     found = broken("rope", "initial_state", wrap, "encoding")
     assert (found["causality"], found["cache"], found["padding"]) == ("fail", "fail", "fail")
     assert (found["shift"], found["rotation"]) == ("pass", "pass")
+
+
+def test_packed_texts_that_differ_from_those_alone_are_found():
+    def wrap(initial_state):
+        def stretched(positions, dtype):
+            later = 0 if positions.segments is None else positions.segments
+            return initial_state(positions._replace(ids=positions.ids * (1 + later)), dtype)
+
+        return stretched
+
+    found = broken("tape", "initial_state", wrap, "encoding")
+    assert found["packing"] == "fail"
+    assert all(found[name] == "pass" for name in ("shift", "rotation", "causality", "cache", "padding"))
+
+
+def test_a_move_alone_is_an_update():
+    """Zero at the start, it leaves a RoPE model; trained, it does not."""
+    model = build("tape", {"move": True, "attention_update": False, "mlp_update": False})
+    assert certify(model, num_tokens=16).notes == []
+    with torch.no_grad():
+        for block in model.model.layers[:-1]:
+            block.self_attn.encoding.move_gain.zero_()
+    assert "still a RoPE model" in certify(model, num_tokens=16).notes[0]
 
 
 def test_padding_that_other_rows_feel_is_found():

@@ -200,7 +200,14 @@ def test_check_passes_fails_and_explains(folder, tmp_path):
     assert "all checks passed" in flat(result)
     found = json.loads(run("check", folder, "--json", "--dtype", "float32").output)
     assert found["passed"] is True
-    assert [check["name"] for check in found["checks"]] == ["shift", "rotation", "causality", "cache", "padding"]
+    assert [check["name"] for check in found["checks"]] == [
+        "shift",
+        "rotation",
+        "causality",
+        "cache",
+        "padding",
+        "packing",
+    ]
 
     model = EquitapeForCausalLM.from_pretrained(folder / "model")
     with torch.no_grad():
@@ -257,7 +264,7 @@ def test_pretrained_models_and_adapters(pretrained, tmp_path):
     assert result.exit_code == 0, result.output
     found = json.loads(result.output)
     assert (found["encoding"], found["notes"]) == ("tape", [])
-    assert [check["verdict"] for check in found["checks"]] == ["pass"] * 5
+    assert [check["verdict"] for check in found["checks"]] == ["pass"] * 6
     for model, kind in ((["base"], "rope"), (["adapter", "--base", pretrained / "base"], "tape")):
         out = tmp_path / kind
         result = run("inspect", pretrained / model[0], *model[1:], "--ids", "3 1 4 1 5", "--out", out, "--no-stability")

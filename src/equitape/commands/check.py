@@ -18,7 +18,7 @@ def check(
     seed: Annotated[int, typer.Option(help="Seed of the random tokens.")] = 0,
     json: AsJson = False,
 ) -> None:
-    """Check that a model is invariant to shifts, causal, and consistent with cache and padding.
+    """Check that a model is invariant to shifts, causal, and consistent with cache, padding and packing.
 
     The exit code is 1 if a check fails. Properties that the encoding does not claim are not counted. A module built
     from equitape.nn is given as FILE.py:NAME: the module, or a function that returns it.

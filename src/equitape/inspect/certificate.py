@@ -41,7 +41,7 @@ FOREIGN_REFUSALS = (*REFUSALS, RuntimeError)
 
 
 def certify(model: Any, num_tokens: int = 32, seed: int = 0) -> Certificate:
-    """Check shifts, rotations, causality, cache and padding on random tokens, in the model's dtype.
+    """Check shifts, rotations, causality, cache, padding and packing on random tokens, in the model's dtype.
 
     Works for causal language models of any class that take position ids; Equitape models are also rotated frequency by
     frequency. float64 (`model.double()`) separates broken guarantees from rounding best. A model whose position table
@@ -63,6 +63,7 @@ def certify(model: Any, num_tokens: int = 32, seed: int = 0) -> Certificate:
         taken, cut = room_for(model, num_tokens)
         checks = Checker(model, taken, seed, LIMITS[dtype])
         found = [checks.shift(), checks.rotation(), checks.causality(), checks.cache(), checks.padding()]
+        found.append(checks.packing())
     finally:
         model.train(training)
     encoding = checks.encoding
@@ -88,7 +89,7 @@ def is_module(model: Any) -> bool:
 
 def has_update(model: Any) -> bool:
     """Whether any block has weights that update the state."""
-    return any(name.endswith((".carry", ".mix_out")) for name, _ in model.named_parameters())
+    return any(name.endswith((".carry", ".mix_out", ".move_gain")) for name, _ in model.named_parameters())
 
 
 def room_for(model: Any, num_tokens: int) -> tuple[int, str]:
@@ -277,6 +278,24 @@ class Checker(Judge):
             errors.append(self.error(found[1:, place], alone))
             errors.append(self.error(found[:1], self.expected[:1]))
         return self.judge("padding", f"{meaning} (left and right)", errors)
+
+    def packing(self) -> Check:
+        """Two texts in one row: ids and running sums start anew, and no text reads the other."""
+        meaning = "texts packed into one row have the same logits as each alone"
+        if self.encoding is None:
+            note = "This model class takes no segment_ids."
+            return Check(name="packing", meaning=meaning, verdict=NOT_APPLICABLE, note=note)
+        if self.is_random:
+            return Check(name="packing", meaning=meaning, verdict=NOT_APPLICABLE, note="Positions are drawn at random.")
+        half = self.num_tokens // 2
+        if half == 0:
+            return self.single_token("packing", meaning)
+        segments = (torch.arange(self.num_tokens, device=self.tokens.device) >= half).long().expand(ROWS, -1)
+        packed = self.logits(self.tokens, segment_ids=segments)
+        errors = [
+            self.error(packed[:, part], self.logits(self.tokens[:, part])) for part in (slice(half), slice(half, None))
+        ]
+        return self.judge("packing", meaning, errors)
 
     def counted_ids(self, mask: Tensor) -> Tensor | None:
         """Equitape models skip padding when counting ids; others get explicit ids, as in `generate`."""

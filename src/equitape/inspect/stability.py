@@ -143,16 +143,16 @@ def starts_as_rope(decoder: EquitapeModel) -> bool:
 
 
 def is_at_start(decoder: EquitapeModel) -> bool:
-    """Whether nothing is carried or mixed, because the weights are zero."""
+    """Whether nothing is moved, carried or mixed, because the weights are zero."""
     return not any(bool(weight.any()) for weight in update_weights(decoder))
 
 
 def update_weights(decoder: EquitapeModel) -> list[Tensor]:
-    """The output weights of everything that is carried or mixed."""
+    """The output weights of everything that is moved, carried or mixed."""
     return [
         weight
         for part in layer_encodings(decoder)
-        for name in ("carry", "mix_out")
+        for name in ("move_gain", "carry", "mix_out")
         if (weight := getattr(part, name, None)) is not None
     ]
 
