@@ -1,9 +1,9 @@
 """Tokens per second that `generate` writes on one CPU core with a cache: our models and transformers' Llama.
 
-    python benchmarks/cpu_generation.py SmolLM2-135M-Instruct --encoding rope --encoding tape --encoding llama --output cpu.json
+    python benchmarks/cpu_generation.py FOLDER --encoding rope --encoding tape --encoding llama --output cpu.json
 
-The folder holds a Llama model. Every encoding gets its weights; new weights of TAPE start at zero, so it writes the same
-tokens in the same precision, which is checked for "rope", "tape" and "llama" in float32.
+The folder holds a Llama model such as SmolLM2. Every encoding gets its weights. New weights of TAPE start at zero, so
+in float32 "rope", "tape" and "llama" must write the same tokens, which is checked.
 Seconds are those of the process on its core. The models take turns in every round, and ratios are taken within a round:
 other programs on a busy machine slow all of them alike. The time of a token is that of a longer answer less that of a
 shorter one, over the tokens between them.
@@ -36,7 +36,9 @@ def model_of(text, folder, dtype):
     subject = parse_subject(text)
     if subject.kind != LLAMA:
         config = translate_config(source.config)
-        config = type(config)(**{**config.to_dict(), "encoding": {"theta": config.encoding["theta"], **subject.encoding}})
+        config = type(config)(
+            **{**config.to_dict(), "encoding": {"theta": config.encoding["theta"], **subject.encoding}}
+        )
         source = convert(source, config)
     source.set_attn_implementation("sdpa")
     if dtype == "int8":
@@ -94,8 +96,8 @@ def main():
         row["tokens_per_second"] = 1e3 / statistics.median(each[name]["token"] for each in rounds)
         rows.append(row)
         print(
-            f"{text}, {dtype}: {row['tokens_per_second']:.1f} tokens per second ({row['token_ratio']:.2f} of the first's "
-            f"time), prompt {statistics.median(row['prompt_ms']):.0f} ms ({row['prompt_ratio']:.2f})"
+            f"{text}, {dtype}: {row['tokens_per_second']:.1f} tokens per second (time {row['token_ratio']:.2f} of the "
+            f"first), prompt {statistics.median(row['prompt_ms']):.0f} ms ({row['prompt_ratio']:.2f})"
         )
     about = {**describe_environment(), "model": given.folder.name, "prompt": given.prompt, "threads": 1}
     given.output.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")

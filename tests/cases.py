@@ -35,6 +35,7 @@ CASES = {
     },
     "tape-fourier": {"init": "fourier"},
     "tape2": {},
+    "tape2-carried": {"carried_frequencies": 2, "decay_heads": 0.5},
     "tape-inside": {"move": True, "decay": "gate", "decay_inside": True, "clock": True, "normalize": True},
     "tape-clock": {"move": True, "attention_update": False, "clock": True, "clock_speed": 3.0, "decay": "gate"},
     "tensor_tape": {},

@@ -11,8 +11,10 @@ from cases import build, draw_tokens, gap, tiny_config
 from equitape import EquitapeForCausalLM
 from equitape.encodings import Geometry, Positions, build_encoding
 from equitape.encodings.clock import clock_drift
-from equitape.encodings.columns import put_columns, take_columns
+from equitape.encodings.columns import ColumnsEncoding
 from equitape.encodings.decay import alibi_slopes
+from equitape.encodings.heads import Columns, put_columns, take_columns
+from equitape.encodings.phasors import apply_rotary, multiply
 from equitape.encodings.positions import add_jumps, index_runs
 from equitape.encodings.running import join_parts, running_sum, split_parts
 from equitape.kernels import reference
@@ -29,11 +31,11 @@ def columns_alone(layer, hidden, positions, dtype):
         torch.zeros(hidden.shape[0], heads, hidden.shape[1], 16, dtype=dtype)
         for heads in (layer.num_heads, layer.num_kv_heads)
     )
-    return layer.add_columns(query, key, hidden, positions, None, SCALE)
+    return layer.columns(hidden, positions, None, dtype, SCALE).put(query, key)
 
 
 def columns_of(encoding, ids, hidden, dtype=torch.float64, seed=0, sizes=SIZES):
-    """What add_columns of a randomised first layer adds to the scaled scores: [B, H, N, N], and the layer."""
+    """What the columns of a randomised first layer add to the scaled scores: [B, H, N, N], and the layer."""
     layer = build_encoding(encoding, sizes).layer(0)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -50,13 +52,13 @@ def columns_of(encoding, ids, hidden, dtype=torch.float64, seed=0, sizes=SIZES):
 @pytest.mark.parametrize("num_heads", [1, 4, 8, 12, 20])
 def test_slopes_as_bloom(num_heads):
     theirs = build_alibi_tensor(torch.ones(1, 2), num_heads, torch.float32)[:, 0, 1]
-    torch.testing.assert_close(alibi_slopes(num_heads, num_heads, CPU).float(), theirs)
+    torch.testing.assert_close(alibi_slopes(num_heads, CPU).float(), theirs)
 
 
 def test_slopes_down_to_the_slowest():
-    assert alibi_slopes(8, 8, CPU, 2**-16).tolist() == [2.0 ** (-2 * (h + 1)) for h in range(8)]
+    assert alibi_slopes(8, CPU, 2**-16).tolist() == [2.0 ** (-2 * (h + 1)) for h in range(8)]
     # six heads: those of four, then every other one of eight
-    assert alibi_slopes(6, 6, CPU, 2**-16).tolist() == [2.0**-x for x in (4, 8, 12, 16, 2, 6)]
+    assert alibi_slopes(6, CPU, 2**-16).tolist() == [2.0**-x for x in (4, 8, 12, 16, 2, 6)]
 
 
 @pytest.mark.parametrize("decay", ["slopes", "learned", "gate"])
@@ -120,7 +122,7 @@ def test_learned_slopes(speed):
     ids = torch.tensor([[0, 1, 5, 6, 7, 8, 20]])
     encoding = {"kind": "rope", "decay": "learned", "decay_heads": 0.5, "decay_speed": speed}
     started = build_encoding(encoding, SIZES).layer(0).decay
-    assert gap(torch.nn.functional.softplus(speed * started.bias)[:2], alibi_slopes(2, 2, CPU)) < 1e-6
+    assert gap(torch.nn.functional.softplus(speed * started.bias)[:2], alibi_slopes(2, CPU)) < 1e-6
     scores, layer = columns_of(encoding, ids, torch.zeros(1, N, 32))
     rates = torch.nn.functional.softplus(speed * layer.decay.bias.float())
     for head in range(4):
@@ -361,5 +363,54 @@ def test_configurations_know_the_width_of_cached_keys(case):
     assert [layer.values.shape[-1] for layer in past.layers] == model.config.value_cache_dims
 
 
-def test_heads_that_do_not_decay_have_no_slope():
-    assert alibi_slopes(2, 5, CPU).tolist() == [*alibi_slopes(2, 2, CPU).tolist(), 0, 0, 0]
+@pytest.mark.parametrize("decay", ["slopes", "learned"])
+@pytest.mark.parametrize("inside", [False, True])
+def test_heads_that_do_not_decay_have_no_slope(decay, inside):
+    options = {"kind": "rope", "decay": decay, "decay_heads": 0.5, "decay_inside": inside}
+    layer = build_encoding(options, SIZES).layer(0)
+    positions = Positions(ids=torch.arange(N)[None], origin=torch.zeros(1, 1, dtype=torch.long))
+    query = layer.columns(torch.zeros(1, N, 32), positions, None, torch.float32, SCALE).query
+    assert query.shape[1] == 4
+    assert query[:, :2].any()
+    assert not query[:, 2:].any()
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("case", ["alibi", "tape2"])
+def test_key_columns_of_ids_are_made_once_for_all_blocks(case, autocast, monkeypatch):
+    model, tokens, made = build(case, dtype=torch.float32), draw_tokens(2, 9), []
+
+    def counted(numbers, dtype):
+        made.append(dtype)
+        return split_parts(numbers, dtype)
+
+    monkeypatch.setattr("equitape.encodings.decay.split_parts", counted)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        once = model(tokens).logits
+        assert made == [torch.bfloat16 if autocast else torch.float32]
+        monkeypatch.setattr(ColumnsEncoding, "map_ids", lambda encoding, positions, *rest: positions)
+        assert torch.equal(once, model(tokens).logits)
+    assert len(made) == 1 + model.config.num_hidden_layers
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("trained", [False, True])
+def test_columns_and_rotation_have_the_gradients_of_both_in_turn(inside, trained):
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape):
+        return torch.randn(*shape, dtype=torch.float64, generator=generator).requires_grad_()
+
+    query, key, field = draw(2, 4, N, 8), draw(2, 2, N, 8), draw(1, 2, N, 8)
+    extra = Columns(draw(1, 4, 1, 4), draw(1, 1, N, 4), inside)
+    field = field if trained else field.detach()
+    inputs = [query, key, extra.query, extra.key, *([field] if trained else [])]
+    found = apply_rotary(query, key, field, extra)
+    turns = [multiply(each, field.repeat_interleave(each.shape[1] // 2, dim=1)) for each in (query, key)]
+    expected = extra.put(*turns)
+    slopes = [torch.randn(each.shape, dtype=each.dtype, generator=generator) for each in found]
+    for one, two in zip(found, expected, strict=True):
+        assert torch.equal(one, two)
+    pairs = zip(*(torch.autograd.grad(outputs, inputs, slopes) for outputs in (found, expected)), strict=True)
+    for one, two in pairs:
+        assert gap(one, two) < 1e-12

@@ -1,5 +1,7 @@
 """TAPE: its start, its symmetries, and two independent oracles (the paper's tensors, complex arithmetic)."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 
 from cases import build, draw_tokens, gap, tiny_config
 from equitape import EquitapeForCausalLM
-from equitape.encodings import Geometry, Positions
+from equitape.encodings import Geometry, Positions, build_encoding
 from equitape.encodings.base import ENCODINGS
 from equitape.encodings.frequencies import Scaling
 from equitape.encodings.phasors import multiply
@@ -289,12 +291,54 @@ def test_number_of_parameters_is_the_papers():
     assert round((more - fewer) / 1e6, 2) == 0.42
 
 
+def test_a_field_inside_the_value_takes_its_columns():
+    model = build("tape2-carried")
+    assert [block.self_attn.v_proj.out_features for block in model.model.layers] == [2 * 4, 2 * 4, 2 * 8]
+    assert [block.self_attn.o_proj.in_features for block in model.model.layers] == [4 * 4, 4 * 4, 4 * 8]
+    assert model.config.value_cache_dims == [8, 8, 8]
+
+
+def test_a_field_inside_the_value_updates_some_frequencies():
+    """The others stay those of RoPE: frequencies 1 and 3 of 4, and their imaginary parts behind."""
+    states = build("tape2-carried")(draw_tokens(2, 12), output_position_states=True).position_states
+    changed, kept = [0, 2, 4, 6], [1, 3, 5, 7]
+    for before, after in pairwise(states):
+        assert torch.equal(before[..., kept], after[..., kept])
+        assert gap(before[..., changed], after[..., changed]) > 1e-2
+
+
+@pytest.mark.parametrize("options", [{}, {"move": True, "complex_mixing": True, "normalize": True}])
+def test_the_update_of_some_frequencies_is_that_of_a_smaller_field(options):
+    """Heads of 4 channels that hold only those frequencies, with the same weights."""
+    sizes = {"hidden_size": 32, "num_heads": 4, "num_kv_heads": 2, "num_layers": 2}
+    generator = torch.Generator().manual_seed(0)
+    kinds = [({"carried_frequencies": 2, **options}, 8), (options, 4)]
+    layers = [
+        build_encoding({"kind": "tape", **chosen}, Geometry(**sizes, head_dim=dim)).layer(0).double()
+        for chosen, dim in kinds
+    ]
+    with torch.no_grad():
+        for parameter in layers[0].parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator))
+    layers[1].load_state_dict(layers[0].state_dict())
+    state, carried = (torch.randn(2, *shape, generator=generator).double() for shape in ((2, 5, 8), (4, 5, 4)))
+    features = torch.randn(2, 5, 32, generator=generator).double()
+    changed, kept = [0, 2, 4, 6], [1, 3, 5, 7]
+    assert torch.equal(layers[0].extra_values(state), state[..., changed])
+    found = layers[0].update(state, carried, features, features)
+    assert torch.equal(found[..., kept], state[..., kept])
+    assert gap(found[..., changed], layers[1].update(state[..., changed], carried, features, features)) < 1e-12
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"init": "ropy"}, "Did you mean 'rope'"),
         ({"source": "atention"}, "Did you mean 'attention'"),
         ({"mixer_size": 0}, "mixer_size 0; it must be 1 or more"),
+        ({"carried_frequencies": 3}, "carried_frequencies 3; for heads of 8 it must be one of 1, 2"),
+        ({"carried_frequencies": 4}, "must be one of 1, 2"),
+        ({"carried_frequencies": 2, "attention_update": False}, "attention carries nothing"),
         ({"layers": [2]}, "nothing would read an update by the last block"),
         ({"layers": "half"}, "use 'all', 'last_half'"),
         ({"scaling": {"kind": "dynamic", "factor": 2.0, "original_max_positions": 8}}, "cannot be 'dynamic'"),

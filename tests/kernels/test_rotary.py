@@ -119,3 +119,20 @@ def test_turn_trains_through_the_fused_gradients(device):
     for found, wanted in zip(torch.autograd.grad(apply_rotary(*inputs), inputs, grad_outputs), expected, strict=True):
         # float32 divided by a field that may come near to nothing
         assert torch.allclose(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_replaced_frequencies_get_no_gradient(device):
+    """The others get those of a slope that is zero there."""
+    inputs = [each.float().to(device) for each in draw(SHAPES["odd frequencies"])]
+    half, replaced = inputs[4].shape[-1] // 2, 2
+    gone = [*range(half - replaced, half), *range(2 * half - replaced, 2 * half)]
+    zeroed = [each.clone() for each in inputs]
+    for slope in zeroed[:2]:
+        slope[..., gone] = 0
+    expected = reference.apply_rotary_backward(*zeroed)
+    for found in (apply_rotary_backward(*inputs, replaced), reference.apply_rotary_backward(*inputs, replaced)):
+        for each, wanted in zip(found, expected, strict=True):
+            assert not each[..., gone].any()
+            # float32, summed in another order
+            assert torch.allclose(each, wanted, rtol=1e-5, atol=1e-5)

@@ -346,6 +346,9 @@ REFUSED = {
     "num_heads 4 is not a multiple of num_kv_heads 3": lambda: layer(num_kv_heads=3),
     "its encoding was made for": lambda: layer(make_encoding("tape", 64, 4, 2)),
     "layer is 2; the model has layers 0 to 1": lambda: TapeAttention(32, 4, layer=2, num_layers=2),
+    "carried_frequencies needs a narrower value projection": lambda: PositionalLayer(
+        32, 4, {"kind": "tape", "carried_frequencies": 2}
+    ),
     "The update needs what attention carried": lambda: PositionalLayer(32, 4).update(
         torch.ones(1, 4, 3, 8), None, torch.ones(1, 3, 32)
     ),

@@ -44,7 +44,7 @@ class AttentionPart(nn.Module):
         self.config = config
         self.attention: AttentionCore = block.self_attn
         self.encoding = model.encoding
-        self.updates = any(model.encoding.value_columns)
+        self.updates = any(model.encoding.carried_columns)
         self.scaling = shape.head_dim**-0.5 * model.encoding.score_scale
         self.norm: nn.Module | None = block.post_attention_layernorm if projections else None
         self.input_size = shape.hidden_size
@@ -57,7 +57,7 @@ class AttentionPart(nn.Module):
             replacements = {
                 "q_proj": Columns(0, queries),
                 "k_proj": Columns(queries, queries + keys),
-                "v_proj": Columns(queries + keys, queries + 2 * keys),
+                "v_proj": Columns(queries + keys, queries + keys + shape.num_kv_heads * self.attention.value_dim),
                 "o_proj": nn.Identity(),
             }
             for name, module in replacements.items():

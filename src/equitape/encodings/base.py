@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..registry import Registry
+from .heads import Columns
 from .options import Geometry, Options
 from .positions import Positions
 
@@ -24,8 +25,8 @@ ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 """FlexAttention's form of a bias: (score, batch, head, query index, key index) -> score."""
 
 
-RENAMED_HOOKS = {"begin": "initial_state", "values": "extra_values"}
-"""Hooks of version 0.1: an encoding that still defines one gets an error instead of being ignored."""
+RENAMED_HOOKS = {"begin": "initial_state", "values": "extra_values", "add_columns": "columns"}
+"""Earlier hooks: an encoding that still defines one gets an error instead of being ignored."""
 
 INITIALIZER_RANGE = 0.02
 """Standard deviation of initial weights outside a model, as a configuration's default."""
@@ -101,6 +102,8 @@ class LayerEncoding(HookedModule):
 
     keeps_sums: bool = False
     """Whether cached keys of this block hold running sums, from which a cached sequence continues."""
+    value_room: int = 0
+    """Columns by which the block's own value is narrower than a head, to make room for those of `extra_values`."""
     scalars: tuple[str, ...] = ()
     """Parameters of shape [1] that files of version 0.1 hold as scalars, which cannot be sharded."""
 
@@ -114,15 +117,21 @@ class LayerEncoding(HookedModule):
         """Apply positions to query [B, H, N, D] and key [B, G, N, D]; the returned key is cached."""
         return query, key
 
-    def add_columns(
-        self, query: Tensor, key: Tensor, hidden: Tensor, positions: Positions, last_key: Tensor | None, scale: float
-    ) -> tuple[Tensor, Tensor]:
-        """Add columns to rotated queries and keys; their products are added to the scores. The returned key is cached.
+    def columns(
+        self, hidden: Tensor, positions: Positions, last_key: Tensor | None, dtype: torch.dtype, scale: float
+    ) -> Columns | None:
+        """Columns of queries and keys, in `dtype`, whose products are added to the scores, or None.
 
         hidden: [B, N, C], input of the query and key projections; last_key: [B, G, D + E], the last cached key, for
         encodings with `keeps_sums`; scale: the softmax scale.
         """
-        return query, key
+        return None
+
+    def rotate_with_columns(
+        self, query: Tensor, key: Tensor, state: Tensor | None, columns: Columns
+    ) -> tuple[Tensor, Tensor]:
+        """`rotate`, then put the columns in. Called if there are any; the returned key is cached."""
+        return columns.put(*self.rotate(query, key, state))
 
     def extra_values(self, state: Tensor | None) -> Tensor | None:
         """Columns [B, G, N, E] appended to the value in attention, or None."""
@@ -223,6 +232,11 @@ class PositionalEncoding(HookedModule):
     def value_columns(self) -> list[int]:
         """Number of columns that each block adds to the cached value."""
         return [0] * self.geometry.num_layers
+
+    @property
+    def carried_columns(self) -> list[int]:
+        """Number of columns of the state that attention averages in each block, added or in place of the value's."""
+        return self.value_columns
 
     @property
     def key_columns(self) -> list[int]:

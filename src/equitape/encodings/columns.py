@@ -8,29 +8,12 @@ from torch import Tensor, nn
 
 from .base import LayerEncoding, PositionalEncoding
 from .clock import clock_drift
-from .decay import Decay, DecayOptions, count_columns
+from .decay import Decay, DecayOptions, count_columns, distance_columns
+from .heads import Columns, take_columns
 from .options import Geometry, Options
+from .phasors import apply_rotary
 from .positions import Positions
-from .running import split_parts
-
-
-def put_columns(x: Tensor, columns: Tensor, inside: bool) -> Tensor:
-    """Queries or keys [..., D] with columns [..., E] appended, or inside, replacing the lowest frequencies.
-
-    Channels m and m + D / 2 belong to one frequency, so those are the last E / 2 of both halves.
-    """
-    if not inside:
-        return torch.cat((x, columns), dim=-1)
-    (first, second), (one, two) = x.chunk(2, dim=-1), columns.chunk(2, dim=-1)
-    kept = first.shape[-1] - one.shape[-1]
-    return torch.cat((first[..., :kept], one, second[..., :kept], two), dim=-1)
-
-
-def take_columns(x: Tensor, count: int, inside: bool) -> Tensor:
-    """The columns [..., E] that `put_columns` added."""
-    if not inside:
-        return x[..., x.shape[-1] - count :]
-    return torch.cat([half[..., half.shape[-1] - count // 2 :] for half in x.chunk(2, dim=-1)], dim=-1)
+from .running import PARTS, split_parts
 
 
 class ColumnsLayer(LayerEncoding):
@@ -53,28 +36,47 @@ class ColumnsLayer(LayerEncoding):
         if self.decay is not None:
             self.decay.reset_parameters()
 
-    def add_columns(
-        self, query: Tensor, key: Tensor, hidden: Tensor, positions: Positions, last_key: Tensor | None, scale: float
-    ) -> tuple[Tensor, Tensor]:
-        width, dtype = self.num_columns, key.dtype
-        if not width:
-            return query, key
-        previous = None if last_key is None else take_columns(last_key, width, self.inside)
-        shape = (*key.shape[:3], -1)
-        zero = torch.zeros((), device=key.device, dtype=dtype)
-        of_query, of_key = zero.expand(self.num_heads, 0), zero.expand(*key.shape[:3], 0)
+    def columns(
+        self, hidden: Tensor, positions: Positions, last_key: Tensor | None, dtype: torch.dtype, scale: float
+    ) -> Columns | None:
+        if not self.num_columns:
+            return None
+        previous = None if last_key is None else take_columns(last_key, self.num_columns, self.inside)
+        room = self.num_columns - PARTS * self.keeps_clock
         if self.decay is not None:
-            of_query, of_key = self.decay.columns(hidden, positions, previous, dtype, scale)
-            of_key = of_key.expand(shape)
-        clock = zero.expand(*key.shape[:3], 0)
+            of_query, of_key = self.decay.columns(hidden, positions, previous, dtype, scale, room)
+        else:
+            of_query, of_key = (
+                hidden.new_zeros(shape, dtype=dtype) for shape in ((self.num_heads, room), (1, 1, 1, room))
+            )
         if self.keeps_clock:
             assert positions.drift is not None
             clock = split_parts(positions.drift.detach(), dtype)
-        gap = zero.expand(*key.shape[:3], width - of_key.shape[-1] - clock.shape[-1])
-        of_query = nn.functional.pad(of_query, (0, width - of_query.shape[-1]))[None, :, None]
-        of_query = of_query.expand(*query.shape[:3], -1)
-        of_key = torch.cat((of_key, gap, clock), dim=-1)
-        return put_columns(query, of_query, self.inside), put_columns(key, of_key, self.inside)
+            of_query = nn.functional.pad(of_query, (0, PARTS))
+            of_key = torch.cat((of_key.expand(*clock.shape[:3], -1), clock), dim=-1)
+        return Columns(of_query[None, :, None], of_key, self.inside)
+
+
+class RotaryLayer(ColumnsLayer):
+    """q~ = z q, k~ = z k, with channels (m, m + D / 2) as a complex number; z is the state."""
+
+    def rotate(self, query: Tensor, key: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+        assert state is not None
+        return apply_rotary(query, key, state)
+
+    def rotate_with_columns(
+        self, query: Tensor, key: Tensor, state: Tensor | None, columns: Columns
+    ) -> tuple[Tensor, Tensor]:
+        assert state is not None
+        return apply_rotary(query, key, state, columns)
+
+
+def column_dtype(x: Tensor) -> torch.dtype:
+    """The dtype of queries and keys of tokens x: autocast's, if it is on."""
+    kind = x.device.type
+    if kind != "meta" and torch.is_autocast_enabled(kind):
+        return torch.get_autocast_dtype(kind)
+    return x.dtype
 
 
 class ColumnsEncoding(PositionalEncoding):
@@ -115,6 +117,10 @@ class ColumnsEncoding(PositionalEncoding):
         return self.has_clock and index == 0
 
     def map_ids(self, positions: Positions, embeddings: Tensor, last_key: Tensor | None) -> Positions:
+        if self.decay.decay in ("slopes", "learned") and positions.origin is not None:
+            width = count_columns(self.decay, keeps_clock=False)
+            columns = distance_columns(positions, column_dtype(embeddings), width, self.decay.decay_inside)
+            positions = positions._replace(distances=columns)
         if not self.has_clock:
             return positions
         width = count_columns(self.decay, keeps_clock=True)

@@ -74,16 +74,26 @@ def count_columns(options: DecayOptions, keeps_clock: bool) -> int:
     return -(-used // multiple) * multiple
 
 
-def alibi_slopes(decaying: int, heads: int, device: torch.device, slowest: float = 2**-8) -> Tensor:
-    """ALiBi's slopes of the heads that decay, then zeros: [heads], float64.
+def alibi_slopes(count: int, device: torch.device, slowest: float = 2**-8) -> Tensor:
+    """ALiBi's slopes: [count], float64.
 
     slowest^(h / H) for H a power of two; otherwise those of the power below, then every other one of the power above.
     Computed on the device: a CUDA graph cannot capture a copy from the host.
     """
-    below = 2 ** math.floor(math.log2(decaying))
-    head = torch.arange(heads, device=device, dtype=torch.float64)
-    exponents = torch.where(head < below, (head + 1) / below, (2 * (head - below) + 1) / (2 * below))
-    return torch.exp2(math.log2(slowest) * exponents) * (head < decaying)
+    below = 2 ** math.floor(math.log2(count))
+    steps = torch.arange(2, 2 * below + 1, 2, device=device, dtype=torch.float64)
+    if count > below:
+        steps = torch.cat((steps, torch.arange(1, 2 * (count - below), 2, device=device, dtype=torch.float64)))
+    return torch.exp2(steps * (math.log2(slowest) / (2 * below)))
+
+
+def distance_columns(positions: Positions, dtype: torch.dtype, count: int, inside: bool) -> Tensor:
+    """Key columns for slopes, [B, 1, N, count]: ids in three parts, in the order that the columns of queries have."""
+    assert positions.origin is not None
+    # counted from the start of the sequence: a shift of all ids changes nothing, not even rounding
+    parts = split_parts(positions.ids - positions.origin, dtype)[:, None]
+    used = parts if inside else torch.cat((parts, parts[..., :2], parts[..., :1]), dim=-1)
+    return nn.functional.pad(used, (0, count - used.shape[-1]))
 
 
 class Decay(nn.Module):
@@ -107,53 +117,66 @@ class Decay(nn.Module):
         """Start as ALiBi."""
         if self.kind in ("learned", "gate"):
             with torch.no_grad():
-                slopes = self._start(torch.device("cpu")).tolist()
-                start = [math.log(math.expm1(slope)) if slope else 0.0 for slope in slopes]
+                slopes = alibi_slopes(self.decaying, torch.device("cpu"), self.slowest).tolist()
+                start = [math.log(math.expm1(slope)) for slope in slopes] + [0.0] * (self.heads - self.decaying)
                 self.bias.copy_(torch.tensor(start) / self.speed)
         if self.kind == "gate":
             nn.init.zeros_(self.weight)
 
     def columns(
-        self, hidden: Tensor, positions: Positions, previous: Tensor | None, dtype: torch.dtype, scale: float
+        self,
+        hidden: Tensor,
+        positions: Positions,
+        previous: Tensor | None,
+        dtype: torch.dtype,
+        scale: float,
+        count: int,
     ) -> tuple[Tensor, Tensor]:
-        """Columns whose products are added to the scores: for queries [H, E], for keys [B or 1, G or 1, N, E].
+        """Columns whose products are added to the scores: for queries [H, count], for keys [B or 1, G or 1, N, count].
 
         hidden: [B, N, C], input of the query and key projections; previous: [B, G, E], columns of the last cached key.
         """
-        device = hidden.device
-        # not a buffer, which would be rounded when the model is cast to half precision
-        fixed = self._start(device).float()
         # the softmax scale also multiplies these products
         unit = COLUMN_UNIT / scale
         if self.kind == "gate":
-            with without_autocast(device):
-                read = nn.functional.linear(hidden.to(self._wide(hidden)), self.weight.to(self._wide(hidden)))
-                increments = nn.functional.softplus(read + self.bias.to(read)) * (fixed > 0)
-            before = None if previous is None else join_parts(previous[..., :PARTS])
-            total = running_sum(increments.transpose(1, 2), positions, before)
-            of_query = torch.full((self.num_heads, PARTS), unit, device=device, dtype=dtype)
-            return of_query, split_parts(total, dtype)
-        rates = fixed
+            of_query = hidden.new_full((self.num_heads, PARTS), unit, dtype=dtype)
+            of_key = split_parts(self._gated_sum(hidden, positions, previous), dtype)
+            return _pad(of_query, count), _pad(of_key, count)
         if self.kind == "learned":
-            rates = nn.functional.softplus(self.speed * self.bias.to(self._wide(self.bias))) * (fixed > 0)
-        assert positions.origin is not None
-        # counted from the start of the sequence: a shift of all ids changes nothing, not even rounding
+            rates = nn.functional.softplus(self.speed * self.bias.to(self._wide(self.bias)))[: self.decaying]
+        else:
+            # not a buffer, which would be rounded when the model is cast to half precision
+            rates = alibi_slopes(self.decaying, hidden.device, self.slowest).float()
+        rates = rates * unit
         if self.inside:
-            of_query = (rates * unit).to(dtype)[:, None].expand(-1, PARTS)
-            return of_query, split_parts(positions.ids - positions.origin, dtype)[:, None]
-        near, middle, far = split_parts(positions.ids - positions.origin, dtype)[:, None].unbind(-1)
-        exact = (rates * unit).detach()
-        first = without_low_bits(exact, dtype)
-        second = without_low_bits(exact - first, dtype)
-        # the gradient goes through the first part
-        high, medium, low = first + (rates * unit - exact), second, exact - first - second
-        of_query = torch.stack((high, high, high, medium, medium, low), dim=-1).to(dtype)
-        return of_query, torch.stack((near, middle, far, near, middle, near), dim=-1)
+            of_query = rates.to(dtype)[:, None].expand(-1, PARTS)
+        else:
+            exact = rates.detach()
+            first = without_low_bits(exact, dtype)
+            second = without_low_bits(exact - first, dtype)
+            # the gradient goes through the first part
+            high, medium, low = first + (rates - exact), second, exact - first - second
+            of_query = torch.stack((high, high, high, medium, medium, low), dim=-1).to(dtype)
+        of_key = positions.distances
+        if of_key is None or of_key.dtype != dtype or of_key.shape[-1] != count:
+            of_key = distance_columns(positions, dtype, count, self.inside)
+        return _pad(of_query, count, self.heads - self.decaying), of_key
 
-    def _start(self, device: torch.device) -> Tensor:
-        """Slopes at the start [heads], zero in heads that do not decay."""
-        return alibi_slopes(self.decaying, self.heads, device, self.slowest)
+    def _gated_sum(self, hidden: Tensor, positions: Positions, previous: Tensor | None) -> Tensor:
+        """L, the running sum of what the forget gates read: [B, G, N]."""
+        with without_autocast(hidden.device):
+            read = nn.functional.linear(hidden.to(self._wide(hidden)), self.weight.to(self._wide(hidden)))
+            increments = nn.functional.softplus(read + self.bias.to(read))
+        if self.decaying < self.heads:
+            increments = increments * (torch.arange(self.heads, device=hidden.device) < self.decaying)
+        before = None if previous is None else join_parts(previous[..., :PARTS])
+        return running_sum(increments.transpose(1, 2), positions, before)
 
     @staticmethod
     def _wide(x: Tensor) -> torch.dtype:
         return torch.promote_types(x.dtype, torch.float32)
+
+
+def _pad(columns: Tensor, count: int, heads: int = 0) -> Tensor:
+    """Columns [..., E] padded with zeros to `count`, and with so many heads of zeros in the axis before."""
+    return nn.functional.pad(columns, (0, count - columns.shape[-1], 0, heads))

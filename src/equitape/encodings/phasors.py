@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..kernels import apply_rotary_backward
+from .heads import Columns, join_halves, take_columns
 
 
 def phasors(ids: Tensor, frequencies: Tensor, dtype: torch.dtype) -> Tensor:
@@ -80,41 +81,65 @@ def _phasors_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, 
 _opaque_phasors.register_autograd(_phasors_backward, setup_context=_save_phasors)
 
 
-def multiply(x: Tensor, phasor: Tensor) -> Tensor:
+def multiply(x: Tensor, phasor: Tensor, columns: Tensor | None = None, inside: bool = False) -> Tensor:
     """Complex product of half-split fields, real parts first: x [B, H, N, D], phasor [B, G or 1, N, D] -> like x.
 
-    Query head h is rotated by the phasor of its key-value head h // (H / G).
+    Query head h is rotated by the phasor of its key-value head h // (H / G). Columns are put into the product as
+    `join_halves` does.
     """
     heads, groups = x.shape[1], phasor.shape[1]
     if groups not in (1, heads):
         phasor = phasor.repeat_interleave(heads // groups, dim=1)
     real, imaginary = phasor.chunk(2, dim=-1)
     x_real, x_imaginary = x.chunk(2, dim=-1)
-    product = torch.cat((x_real * real - x_imaginary * imaginary, x_real * imaginary + x_imaginary * real), dim=-1)
+    product = join_halves(
+        x_real * real - x_imaginary * imaginary, x_real * imaginary + x_imaginary * real, columns, inside
+    )
     # under autocast, the phasor may be the wider one; attention would round the product and keep both. Avoid a cast
     # that changes nothing: compiled by torch 2.11, it stops all gradients through an autograd function
     return product if product.dtype == x.dtype else product.to(x.dtype)
 
 
-def apply_rotary(query: Tensor, key: Tensor, field: Tensor) -> tuple[Tensor, Tensor]:
-    """Queries [B, H, N, D] and keys [B, G, N, D] times the field [B or 1, G, N, D] of their head.
+def apply_rotary(query: Tensor, key: Tensor, field: Tensor, columns: Columns | None = None) -> tuple[Tensor, Tensor]:
+    """Queries [B, H, N, D] and keys [B, G, N, D] times the field [B or 1, G, N, D] of their head, with columns.
 
     For a trained field, this saves less for backward than `multiply`: attention keeps the rotated queries and keys
     anyway, and dividing them by the field recovers the originals.
     """
+    inside = columns is not None and columns.inside
+    of_query, of_key = (None, None) if columns is None else (columns.query, columns.key)
     if not (torch.is_grad_enabled() and field.requires_grad):
-        return multiply(query, field), multiply(key, field)
-    # autograd sums the gradient of a field shared by the batch
-    return _ApplyRotary.apply(query, key, field.expand(query.shape[0], -1, -1, -1))
+        return multiply(query, field, of_query, inside), multiply(key, field, of_key, inside)
+    # autograd sums the gradients of what the batch, heads or tokens share
+    if of_query is not None and of_key is not None:
+        of_query, of_key = of_query.expand(*query.shape[:3], -1), of_key.expand(*key.shape[:3], -1)
+    return _ApplyRotary.apply(query, key, field.expand(query.shape[0], -1, -1, -1), of_query, of_key, inside)
 
 
 class _ApplyRotary(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, field: Tensor) -> tuple[Tensor, Tensor]:
-        query, key = multiply(query, field), multiply(key, field)
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        field: Tensor,
+        of_query: Tensor | None,
+        of_key: Tensor | None,
+        inside: bool,
+    ) -> tuple[Tensor, Tensor]:
+        query, key = multiply(query, field, of_query, inside), multiply(key, field, of_key, inside)
         ctx.save_for_backward(query, key, field)
+        ctx.columns, ctx.inside = 0 if of_query is None else of_query.shape[-1], inside
         return query, key
 
     @staticmethod
-    def backward(ctx: Any, grad_query: Tensor, grad_key: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return apply_rotary_backward(grad_query, grad_key, *ctx.saved_tensors)
+    def backward(ctx: Any, grad_query: Tensor, grad_key: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, field = ctx.saved_tensors
+        of_columns = [
+            take_columns(gradient, ctx.columns, ctx.inside) if wanted else None
+            for gradient, wanted in zip((grad_query, grad_key), ctx.needs_input_grad[3:5], strict=True)
+        ]
+        width = field.shape[-1]
+        rotated = [x[..., :width] for x in (grad_query, grad_key, query, key)]
+        replaced = ctx.columns // 2 if ctx.inside else 0
+        return *apply_rotary_backward(*rotated, field, replaced), *of_columns, None

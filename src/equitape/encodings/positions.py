@@ -27,6 +27,8 @@ class Positions(NamedTuple):
     last_key: Tensor | None = None
     """[B or 1] int64: index among all tokens of the last cached one that is not padding; -1 for none. In a row of
     several sequences with a cache: of each sequence."""
+    distances: Tensor | None = None
+    """[B, 1, N, E]: the key columns of a decay by ids (decay.py), made once for all blocks."""
     drift: Tensor | None = None
     """[B, G, N]: what a clock has added to the ids."""
     shards: Shards | None = None

@@ -7,10 +7,10 @@ from torch import Tensor
 
 from .base import LayerEncoding, register_encoding
 from .clock import ClockOptions, clock_positions
-from .columns import ColumnsEncoding, ColumnsLayer
+from .columns import ColumnsEncoding, RotaryLayer
 from .frequencies import Scaling, axis_frequencies, check_rotary, softmax_scale
 from .options import Geometry
-from .phasors import apply_rotary, phasors
+from .phasors import phasors
 from .positions import Positions
 
 
@@ -24,14 +24,6 @@ class RoPEOptions(ClockOptions):
     def check(self, geometry: Geometry) -> None:
         check_rotary("rope", self.theta, self.scaling, geometry)
         self.check_decay("rope", geometry)
-
-
-class RoPELayer(ColumnsLayer):
-    """q~ = z q, k~ = z k, with channels (m, m + M) as a complex number."""
-
-    def rotate(self, query: Tensor, key: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
-        assert state is not None
-        return apply_rotary(query, key, state)
 
 
 @register_encoding("rope")
@@ -74,4 +66,4 @@ class RoPE(ColumnsEncoding):
         return phasors(clock_positions(positions, frequencies.dtype), frequencies, dtype)
 
     def layer(self, index: int) -> LayerEncoding:
-        return RoPELayer(self.decay, self.geometry, self.keeps_clock(index))
+        return RotaryLayer(self.decay, self.geometry, self.keeps_clock(index))

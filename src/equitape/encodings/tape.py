@@ -17,18 +17,20 @@ Shapes: B batch, N tokens, H query heads, G key-value heads, D head dimension, C
 import math
 import random
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
 from ..kernels import fuses_token, move_field, update_field, update_token
 from ..registry import describe_choices
+from ..settings import Gt
 from .base import LayerEncoding, register_encoding
 from .clock import ClockOptions, clock_positions
-from .columns import ColumnsEncoding, ColumnsLayer
+from .columns import ColumnsEncoding, RotaryLayer
 from .frequencies import Scaling, axis_frequencies, check_rotary, position_dtype, softmax_scale, spread_over_axes
 from .options import Geometry
-from .phasors import apply_rotary, multiply, phasors
+from .phasors import multiply, phasors
 from .positions import Positions
 
 INITS = ("rope", "fourier")
@@ -62,6 +64,10 @@ class TapeOptions(ClockOptions):
     """Divide the field of every token and head by its root mean square over frequencies after each update."""
     complex_mixing: bool = False
     """Complex W_a, W_1, W_2: a token may shift its own phase. Still equivariant."""
+    carried_frequencies: Annotated[int, Gt(0)] | None = None
+    """Number of frequencies that updates act on, spread evenly over all. Attention carries them inside the value's own
+    width, so it costs what RoPE's does, and values have twice as many fewer channels for content. The other frequencies
+    stay as they start. Default: all frequencies, appended to the value."""
     init_scale: float = 0.0
     """Initial standard deviation of W_a, W_2 and gamma, in units of 1 / sqrt(fan-in). Zero starts as RoPE."""
 
@@ -82,6 +88,18 @@ class TapeOptions(ClockOptions):
             raise ValueError(
                 f"Encoding 'tape' with init 'fourier' has random frequencies; the scaling {self.scaling.kind!r} "
                 f"does not apply to them: use 'linear' or init 'rope'."
+            )
+        count, frequencies = self.carried_frequencies, geometry.head_dim // 2
+        if count is not None and not (self.attention_update or self.move):
+            raise ValueError(
+                "Encoding 'tape' has carried_frequencies, but attention carries nothing; set attention_update or move "
+                "to true."
+            )
+        if count is not None and (count == frequencies or frequencies % count):
+            able = ", ".join(str(size) for size in range(1, frequencies) if frequencies % size == 0)
+            raise ValueError(
+                f"Encoding 'tape' has carried_frequencies {count}; for heads of {geometry.head_dim} it must be one of "
+                f"{able}."
             )
         if self.mixer_size is not None and self.mixer_size < 1:
             raise ValueError(f"Encoding 'tape' has mixer_size {self.mixer_size}; it must be 1 or more.")
@@ -120,6 +138,18 @@ def draw_fourier_features(options: TapeOptions, geometry: Geometry) -> tuple[lis
     return frequencies, amplitudes
 
 
+def take_frequencies(field: Tensor, count: int) -> Tensor:
+    """The first of every M / count frequencies: [..., 2 M] -> [..., 2 count]."""
+    return field.unflatten(-1, (2, count, -1))[..., 0].flatten(-2)
+
+
+def put_frequencies(field: Tensor, changed: Tensor) -> Tensor:
+    """The field [..., 2 M] with other numbers [..., 2 count] where `take_frequencies` takes them."""
+    changed = changed.unflatten(-1, (2, -1))[..., None]
+    rest = field.unflatten(-1, (2, changed.shape[-2], -1))[..., 1:].expand(*changed.shape[:-1], -1)
+    return torch.cat((changed, rest.to(changed.dtype)), dim=-1).flatten(-3)
+
+
 class AlignedLinear(nn.Linear):
     """A linear layer with few outputs. In half precision on a GPU, outputs are zero-padded to a multiple of 8.
 
@@ -135,7 +165,7 @@ class AlignedLinear(nn.Linear):
         return nn.functional.linear(x, padded)[..., : self.out_features]
 
 
-class TapeLayer(ColumnsLayer):
+class TapeLayer(RotaryLayer):
     """Rotation in every block; move, carry and mix in those that update."""
 
     def __init__(self, options: TapeOptions, geometry: Geometry, updates: bool, keeps_clock: bool = False):
@@ -144,6 +174,8 @@ class TapeLayer(ColumnsLayer):
         self.moves = updates and options.move
         self.carries = updates and options.attention_update
         self.mixes = updates and options.mlp_update
+        if options.carried_frequencies is not None and (self.moves or self.carries):
+            self.value_room = 2 * options.carried_frequencies
         heads, groups = geometry.num_heads, geometry.num_kv_heads
         mixer = options.mixer_size or 4 * groups
         # complex weights hold their real and imaginary parts in a leading axis
@@ -172,12 +204,10 @@ class TapeLayer(ColumnsLayer):
             nn.init.normal_(self.mix_in, std=1 / math.sqrt(self.mix_in.shape[-1]))
             nn.init.normal_(self.mix_out, std=scale / math.sqrt(self.mix_out.shape[-1]))
 
-    def rotate(self, query: Tensor, key: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
-        assert state is not None
-        return apply_rotary(query, key, state)
-
     def extra_values(self, state: Tensor | None) -> Tensor | None:
-        return state if self.carries or self.moves else None
+        if state is None or not (self.carries or self.moves):
+            return None
+        return take_frequencies(state, self.value_room // 2) if self.value_room else state
 
     def update(
         self, state: Tensor | None, attended_state: Tensor | None, normed_hidden: Tensor, mlp_output: Tensor
@@ -185,6 +215,14 @@ class TapeLayer(ColumnsLayer):
         assert state is not None
         if not (self.moves or self.carries or self.mixes):
             return state
+        if self.value_room:
+            some = take_frequencies(state, self.value_room // 2)
+            return put_frequencies(state, self._updated(some, attended_state, normed_hidden, mlp_output))
+        return self._updated(state, attended_state, normed_hidden, mlp_output)
+
+    def _updated(
+        self, state: Tensor, attended_state: Tensor | None, normed_hidden: Tensor, mlp_output: Tensor
+    ) -> Tensor:
         if self.moves:
             assert attended_state is not None
             source, target = self.move_heads.softmax(-1)
@@ -225,9 +263,15 @@ class Tape(ColumnsEncoding):
 
     @property
     def value_columns(self) -> list[int]:
+        inside = self.options.carried_frequencies is not None
+        return [0] * self.geometry.num_layers if inside else self.carried_columns
+
+    @property
+    def carried_columns(self) -> list[int]:
         carried = self.options.attention_update or self.options.move
         blocks = updating_blocks(self.options.layers, self.geometry) if carried else set()
-        return [self.geometry.head_dim if index in blocks else 0 for index in range(self.geometry.num_layers)]
+        width = 2 * (self.options.carried_frequencies or self.geometry.head_dim // 2)
+        return [width if index in blocks else 0 for index in range(self.geometry.num_layers)]
 
     def initial_state(self, positions: Positions, dtype: torch.dtype) -> Tensor:
         groups = self.geometry.num_kv_heads

@@ -134,20 +134,22 @@ def reads_pages(x: Tensor) -> bool:
 
 
 def apply_rotary_backward(
-    grad_query: Tensor, grad_key: Tensor, query: Tensor, key: Tensor, field: Tensor
+    grad_query: Tensor, grad_key: Tensor, query: Tensor, key: Tensor, field: Tensor, replaced: int = 0
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of queries, keys and field, from the gradients of the rotated queries and keys.
 
-    query, key: after the rotation. Queries [B, H, N, D], keys and field [B, G, N, D].
+    query, key: after the rotation. Queries [B, H, N, D], keys and field [B, G, N, D]. replaced: number of lowest
+    frequencies that columns have replaced since; they get no gradient.
     """
+    inputs = (grad_query, grad_key, query, key, field, replaced)
     choice = _choice()
     if choice == "reference" or (choice == "auto" and not field.is_cuda):
-        return reference.apply_rotary_backward(grad_query, grad_key, query, key, field)
+        return reference.apply_rotary_backward(*inputs)
     obstacle = _general_obstacle(query, key, field)
     if obstacle is None:
-        return fused_rotary_backward(grad_query, grad_key, query, key, field)
+        return fused_rotary_backward(*inputs)
     _refuse_if_demanded(choice, obstacle)
-    return reference.apply_rotary_backward(grad_query, grad_key, query, key, field)
+    return reference.apply_rotary_backward(*inputs)
 
 
 def _refuse_if_demanded(choice: str, obstacle: str) -> None:

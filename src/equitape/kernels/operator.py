@@ -27,7 +27,8 @@ torch.library.define(
 )
 torch.library.define(
     "equitape::apply_rotary_backward",
-    "(Tensor grad_query, Tensor grad_key, Tensor query, Tensor key, Tensor field) -> (Tensor, Tensor, Tensor)",
+    "(Tensor grad_query, Tensor grad_key, Tensor query, Tensor key, Tensor field, int replaced=0) -> "
+    "(Tensor, Tensor, Tensor)",
 )
 torch.library.define("equitape::move_field", "(Tensor field, Tensor attended, Tensor source, Tensor target) -> Tensor")
 torch.library.define(
@@ -109,14 +110,14 @@ def _update_token(
 
 @torch.library.impl("equitape::apply_rotary_backward", DEVICES)
 def _rotary_backward(
-    grad_query: Tensor, grad_key: Tensor, query: Tensor, key: Tensor, field: Tensor
+    grad_query: Tensor, grad_key: Tensor, query: Tensor, key: Tensor, field: Tensor, replaced: int = 0
 ) -> tuple[Tensor, Tensor, Tensor]:
     """reference.apply_rotary_backward in Triton, for a field with its full batch."""
     from .triton_rotary import apply_rotary_backward
 
     gradients = _empty_rotary_gradients(query, key, field)
     with _on_device(field):
-        apply_rotary_backward(gradients, grad_query, grad_key, query, key, field)
+        apply_rotary_backward(gradients, grad_query, grad_key, query, key, field, replaced)
     return gradients
 
 
@@ -137,8 +138,10 @@ def _move_gradients(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     from .triton_move import backward
 
+    gradients = _empty_move_gradients(gradient, field, attended, source, target)
     with _on_device(field):
-        return backward(gradient, field, attended, source, target)
+        backward(gradients, gradient, field, attended, source, target)
+    return gradients
 
 
 def _empty_result(field: Tensor, attended: Tensor | None, gate: Tensor | None = None, *others: Any) -> Tensor:
@@ -195,8 +198,14 @@ def _gradient_shapes(gradient: Tensor, field: Tensor, *others: Any) -> tuple[Ten
     return _empty_gradients(field if wants_field else None, attended, gate, carry, mix_in, mix_out, like=gradient)
 
 
-def _move_gradient_shapes(gradient: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
-    return tuple(torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in inputs)
+def _empty_move_gradients(
+    gradient: Tensor, field: Tensor, attended: Tensor, source: Tensor, target: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def contiguous(tensor: Tensor) -> Tensor:
+        return torch.empty_like(tensor, memory_format=torch.contiguous_format)
+
+    # the layout of the gradient that the update gives the attended field, to which this one is added
+    return contiguous(field), _heads_together(attended), contiguous(source), contiguous(target)
 
 
 # what the compiler calls instead of the kernels
@@ -205,8 +214,8 @@ _SHAPES: dict[str, Callable[..., Any]] = {
     "update_token": _empty_result,
     "move_field": _empty_result,
     "update_field_backward": _gradient_shapes,
-    "apply_rotary_backward": lambda grad_query, grad_key, *inputs: _empty_rotary_gradients(*inputs),
-    "move_field_backward": _move_gradient_shapes,
+    "apply_rotary_backward": lambda grad_query, grad_key, *inputs: _empty_rotary_gradients(*inputs[:3]),
+    "move_field_backward": _empty_move_gradients,
 }
 for _name, _shapes in _SHAPES.items():
     torch.library.register_fake(f"equitape::{_name}", _shapes)

@@ -47,12 +47,12 @@ def update_field(
 
 
 def apply_rotary_backward(
-    grad_query: Tensor, grad_key: Tensor, query: Tensor, key: Tensor, field: Tensor
+    grad_query: Tensor, grad_key: Tensor, query: Tensor, key: Tensor, field: Tensor, replaced: int = 0
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of queries x, keys x and field z through y = z x, from the gradients dy and the rotated y.
 
     dx = conj(z) dy; dz = conj(x) dy = z / |z|^2 conj(y) dy, summed over all heads that share z. Queries [B, H, N, D],
-    keys and field [B, G, N, D].
+    keys and field [B, G, N, D]. replaced: number of lowest frequencies without a gradient dy.
     """
     wide = torch.promote_types(field.dtype, torch.float32)
     groups = field.shape[1]
@@ -62,6 +62,9 @@ def apply_rotary_backward(
     for gradient, rotated in ((grad_query, query), (grad_key, key)):
         # heads as [groups, heads of a group]
         g, y = (each.to(wide).unflatten(1, (groups, -1)) for each in (gradient, rotated))
+        if replaced:
+            halves = [half[..., : half.shape[-1] - replaced] for half in g.chunk(2, dim=-1)]
+            g = torch.cat([torch.nn.functional.pad(half, (0, replaced)) for half in halves], dim=-1)
         gradients.append(_complex_product(_conjugate(z), g).flatten(1, 2).to(rotated.dtype))
         total = total + _complex_product(_conjugate(y), g).sum(2)
     real, imaginary = field.to(wide).chunk(2, dim=-1)

@@ -69,9 +69,12 @@ def rotary_backward_kernel(
     RATIO: tl.constexpr,
     M: tl.constexpr,
     PADDED_M: tl.constexpr,
+    KEPT: tl.constexpr,
     T: tl.constexpr,
 ):
     """dx = conj(z) dy for every head; dz = z / |z|^2 times the sum over heads of conj(y) dy, where y = z x.
+
+    dy is zero from frequency KEPT on.
 
     In the gradients of queries and keys, the heads of a token are adjacent; that of the field is contiguous.
     """
@@ -88,10 +91,11 @@ def rotary_backward_kernel(
     sequence = tl.program_id(2).to(tl.int64)
     frequency = tl.arange(0, PADDED_M)
     exists = (token < tokens)[:, None] & (frequency < M)[None, :]
+    kept = exists & (frequency < KEPT)[None, :]
 
     z_real, z_imaginary = load_complex(field, field_strides, sequence, group, token, frequency, exists, M)
     y_real, y_imaginary = load_complex(key, key_strides, sequence, group, token, frequency, exists, M)
-    g_real, g_imaginary = load_complex(grad_key, grad_key_strides, sequence, group, token, frequency, exists, M)
+    g_real, g_imaginary = load_complex(grad_key, grad_key_strides, sequence, group, token, frequency, kept, M)
     store_complex(
         grad_key_in, grad_key_in_strides, sequence, group, token, frequency, exists,
         z_real * g_real + z_imaginary * g_imaginary, z_real * g_imaginary - z_imaginary * g_real, M,
@@ -101,7 +105,7 @@ def rotary_backward_kernel(
     for index in tl.static_range(RATIO):
         head = group * RATIO + index
         y_real, y_imaginary = load_complex(query, query_strides, sequence, head, token, frequency, exists, M)
-        g_real, g_imaginary = load_complex(grad_query, grad_query_strides, sequence, head, token, frequency, exists, M)
+        g_real, g_imaginary = load_complex(grad_query, grad_query_strides, sequence, head, token, frequency, kept, M)
         store_complex(
             grad_query_in, grad_query_in_strides, sequence, head, token, frequency, exists,
             z_real * g_real + z_imaginary * g_imaginary, z_real * g_imaginary - z_imaginary * g_real, M,
@@ -126,6 +130,7 @@ def apply_rotary_backward(
     query: Tensor,
     key: Tensor,
     field: Tensor,
+    replaced: int,
 ) -> None:
     """Write reference.apply_rotary_backward: queries [B, H, N, D], keys and field [B, G, N, D].
 
@@ -145,8 +150,9 @@ def apply_rotary_backward(
                 "RATIO": query.shape[1] // groups,
                 "M": dim // 2,
                 "PADDED_M": padded,
+                "KEPT": dim // 2 - replaced,
                 "T": tile,
             },
         )
 
-    launch(rotary_backward_kernel, (*gradients, *read), None, plan)
+    launch(rotary_backward_kernel, (*gradients, *read), replaced, plan)

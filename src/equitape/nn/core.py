@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ..encodings import LayerEncoding, Positions
+from ..encodings.heads import Columns
 from .backends import cuda_attention, eager_attention, flexible_attention
 from .continued import continued_attention
 from .norm import RMSNorm
@@ -132,6 +133,7 @@ class AttentionCore(nn.Module):
         """qk_norm_joint: one norm over all heads. rotates: False leaves out the encoding's rotation."""
         super().__init__()
         self.head_dim = head_dim
+        self.value_dim = head_dim - encoding.value_room
         self.rotates = rotates
         self.qk_norm_joint = qk_norm_joint
         # these names are read by transformers' attention functions
@@ -142,8 +144,8 @@ class AttentionCore(nn.Module):
         self.qk_norm = qk_norm
         self.q_proj = nn.Linear(hidden_size, num_heads * head_dim, bias=bias)
         self.k_proj = nn.Linear(hidden_size, num_kv_heads * head_dim, bias=bias)
-        self.v_proj = nn.Linear(hidden_size, num_kv_heads * head_dim, bias=bias)
-        self.o_proj = nn.Linear(num_heads * head_dim, hidden_size, bias=output_bias)
+        self.v_proj = nn.Linear(hidden_size, num_kv_heads * self.value_dim, bias=bias)
+        self.o_proj = nn.Linear(num_heads * self.value_dim, hidden_size, bias=output_bias)
         if qk_norm:
             widths = [head_dim * (count if qk_norm_joint else 1) for count in (num_heads, num_kv_heads)]
             self.q_norm, self.k_norm = (RMSNorm(width, norm_eps, norm_offset) for width in widths)
@@ -164,7 +166,7 @@ class AttentionCore(nn.Module):
         source = hidden_states if context is None else context.hidden
         query = self.q_proj(hidden_states).view(*hidden_states.shape[:-1], -1, self.head_dim)
         key = self.k_proj(source).view(*source.shape[:-1], -1, self.head_dim)
-        value = self.v_proj(source).view(*source.shape[:-1], -1, self.head_dim).transpose(1, 2)
+        value = self.v_proj(source).view(*source.shape[:-1], -1, self.value_dim).transpose(1, 2)
         if self.qk_norm and self.qk_norm_joint:
             query = self.q_norm(query.flatten(-2)).view_as(query)
             key = self.k_norm(key.flatten(-2)).view_as(key)
@@ -174,17 +176,20 @@ class AttentionCore(nn.Module):
         columns: Tensor | None = self.encoding("extra_values", key_state)
         value = widen(value, columns)
         query, key = query.transpose(1, 2), key.transpose(1, 2)
-        if context is not None and self.rotates:
-            query, key = self._rotate_apart(query, key, state, key_state)
-        elif self.rotates:
-            if columns is not None and columns is state and columns.requires_grad and columns.dtype == value.dtype:
-                # attention saves the widened value for backward: reading the state from it avoids a second copy
-                state = value[..., self.head_dim :]
-            query, key = self.encoding("rotate", query, key, state)
+        if context is not None:
+            query, key = self._rotate_apart(query, key, state, key_state) if self.rotates else (query, key)
+        else:
+            last_key = last_cached_key(past_key_values, cache_layer, positions)
+            added: Columns | None = self.encoding("columns", hidden_states, positions, last_key, value.dtype, scaling)
+            if not self.rotates:
+                query, key = (query, key) if added is None else added.put(query, key)
+            else:
+                if columns is not None and columns is state and columns.requires_grad and columns.dtype == value.dtype:
+                    # attention saves the widened value for backward: reading the state from it avoids a second copy
+                    state = value[..., self.value_dim :]
+                query, key = rotate(self.encoding, query, key, state, added)
         # under autocast, a float32 state may have made these float32; kernel and cache follow the dtype of the value
         query, key = query.to(value.dtype), key.to(value.dtype)
-        last_key = last_cached_key(past_key_values, cache_layer, positions)
-        query, key = self.encoding("add_columns", query, key, hidden_states, positions, last_key, scaling)
         if past_key_values is not None:
             key, value = past_key_values.update(key, value, cache_layer)
 
@@ -192,7 +197,7 @@ class AttentionCore(nn.Module):
         # output [B, N, H, D + E]
         carried = None
         if columns is not None:
-            output, carried = split(output, self.head_dim)
+            output, carried = split(output, self.value_dim)
             carried = carried.transpose(1, 2)
         return Attended(self.o_proj(output.flatten(2)), weights, carried, state)
 
@@ -205,6 +210,15 @@ class AttentionCore(nn.Module):
         query, _ = self.encoding("rotate", query, query[:, : key.shape[1]], state)
         _, key = self.encoding("rotate", key, key, key_state)
         return query, key
+
+
+def rotate(
+    encoding: LayerEncoding, query: Tensor, key: Tensor, state: Tensor | None, columns: Columns | None
+) -> tuple[Tensor, Tensor]:
+    """Rotated queries and keys, with columns if there are any."""
+    if columns is None:
+        return encoding("rotate", query, key, state)
+    return encoding("rotate_with_columns", query, key, state, columns)
 
 
 def last_cached_key(past: Any, cache_layer: int, positions: Positions) -> Tensor | None:

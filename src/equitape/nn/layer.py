@@ -180,7 +180,7 @@ class Pieces:
             raise ValueError(
                 f"features has shape {list(features.shape)}; it must be [B, N, {self.geometry.hidden_size}]."
             )
-        if carried is None and self.model_encoding.value_columns[self.layer]:
+        if carried is None and self.model_encoding.carried_columns[self.layer]:
             raise ValueError(
                 "The update needs what attention carried: widen the value before attention, then split it."
             )
@@ -224,6 +224,11 @@ class PositionalLayer(Pieces, nn.Module):
         if any(whole.key_columns) or whole.adds_bias or whole.needs_causal:
             raise ValueError(
                 f"Encoding {whole.kind!r} also changes scores, which these pieces do not; use equitape.nn.Attention."
+            )
+        if whole.carried_columns != whole.value_columns:
+            raise ValueError(
+                f"Encoding {whole.kind!r} with carried_frequencies needs a narrower value projection, which these "
+                f"pieces do not have; use equitape.nn.Attention."
             )
         self._whole = (whole,)
         self.layer = layer

@@ -43,6 +43,8 @@ class Block:
     value_width: int
     """Columns of a value, the carried state included."""
     parameters: int
+    matrices: int
+    """Weights of its matrices without the encoding."""
     encoding_operations: int
     """Operations per token of the encoding's matrices."""
     gates: int
@@ -75,11 +77,15 @@ class ModelCosts:
 
     def _block(self, index: int, layer: LayerEncoding) -> Block:
         config, parameters = self.config, dict(layer.named_parameters())
-        operations = self._encoding_operations(parameters, self.encoding.value_columns[index] or self.head_dim)
+        operations = self._encoding_operations(parameters, self.encoding.carried_columns[index] or self.head_dim)
+        # a value that makes room for the state has narrower projections
+        narrower = self.width * layer.value_room * (self.heads + self.groups)
+        extra = self._extra(index) - narrower - self.groups * layer.value_room * config.attention_bias
         return Block(
             key_width=self.head_dim + self.encoding.key_columns[index],
             value_width=self.head_dim + self.encoding.value_columns[index],
-            parameters=sum(each.numel() for each in parameters.values()) + self._plain_parameters + self._extra(index),
+            parameters=sum(each.numel() for each in parameters.values()) + self._plain_parameters + extra,
+            matrices=self._projections - narrower,
             encoding_operations=operations,
             gates=parameters["gate.weight"].shape[0] if "gate.weight" in parameters else 0,
             updates=bool(self.encoding.has_field and operations),
@@ -157,7 +163,7 @@ class ModelCosts:
         matrix = 2 * rows * (length if logits is None else logits) * self.embedding_parameters
         attention = 0
         for block in self.blocks:
-            matrix += tokens * (2 * self._projections + block.encoding_operations)
+            matrix += tokens * (2 * block.matrices + block.encoding_operations)
             seen = pairs(length, block.window) if causal else length * length
             attention += 2 * rows * seen * self.heads * (block.key_width + block.value_width)
         return Operations(matrix=matrix, attention=attention)

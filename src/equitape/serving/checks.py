@@ -19,6 +19,11 @@ def check_served(
         )
     if encoding.cache_refusal is not None:
         raise ValueError(f"vLLM cannot serve encoding {kind!r}: {encoding.cache_refusal}.")
+    if encoding.carried_columns != encoding.value_columns:
+        raise ValueError(
+            f"vLLM cannot serve encoding {kind!r} with carried_frequencies: its projections give values and keys one "
+            f"width; use generate_batch."
+        )
     if config.hidden_act != "silu":
         raise ValueError(f"vLLM serves models with hidden_act 'silu', not {config.hidden_act!r}; use generate_batch.")
     assert config.num_key_value_heads is not None

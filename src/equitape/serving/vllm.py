@@ -41,8 +41,9 @@ from vllm.sequence import IntermediateTensors
 from vllm.v1.attention.selector import get_attn_backend
 
 from ..encodings import LayerEncoding, Positions, build_encoding
-from ..encodings.columns import put_columns, take_columns
+from ..encodings.heads import Columns
 from ..nn.backends import equal_parts
+from ..nn.core import rotate
 from .checks import check_served
 from .sums import STEEPNESS, Sums
 
@@ -106,7 +107,6 @@ class EquitapeAttention(nn.Module):
             ]
         )
         self.columns = getattr(encoding, "num_columns", 0)
-        self.inside = getattr(encoding, "inside", False)
         if encoding.keeps_sums:
             self.sums = nn.ModuleList(
                 [
@@ -145,10 +145,9 @@ class EquitapeAttention(nn.Module):
         if state is not None and state.shape[1] > self.groups:
             state = state[:, self.own]
         carried = self.encoding("extra_values", state)
-        query, key = self.encoding("rotate", query.transpose(0, 1)[None], key.transpose(0, 1)[None], state)
+        added = self._columns(x, positions, value.dtype, loop) if self.columns else None
+        query, key = rotate(self.encoding, query.transpose(0, 1)[None], key.transpose(0, 1)[None], state, added)
         query, key = query.to(value.dtype), key.to(value.dtype)
-        if self.columns:
-            query, key = self._add_columns(query, key, x, positions, loop)
         query, key = (pad(y[0].transpose(0, 1), (0, self.width - y.shape[-1])).flatten(1) for y in (query, key))
         if carried is not None:
             value = torch.cat((value, carried[0].transpose(0, 1).expand(*value.shape[:2], -1).to(value.dtype)), dim=-1)
@@ -166,30 +165,20 @@ class EquitapeAttention(nn.Module):
             attended = tensor_model_parallel_all_gather(attended.contiguous(), dim=1)
         return output, attended.transpose(0, 1)[None]
 
-    def _add_columns(
-        self, query: Tensor, key: Tensor, x: Tensor, positions: Positions, loop: int
-    ) -> tuple[Tensor, Tensor]:
+    def _columns(self, x: Tensor, positions: Positions, dtype: torch.dtype, loop: int) -> Columns:
         """Decay and clock: columns of queries and keys, for the heads of this rank out of all."""
         last = None
         if self.encoding.keeps_sums:
-            last, positions = self.read_sums(positions, key.dtype, loop)
+            last, positions = self.read_sums(positions, dtype, loop)
+        columns: Columns = self.encoding("columns", x[None], positions, last, dtype, self.scaling)
         if self.ranks > 1:
-            query = self._among_all(query, self.all_heads, self.own_heads)
-            key = self._among_all(key, self.all_groups, self.own)
-        query, key = self.encoding("add_columns", query, key, x[None], positions, last, self.scaling)
-        if self.ranks > 1:
-            query, key = query[:, self.own_heads], key[:, self.own]
+            of_key = columns.key.expand(-1, self.all_groups, -1, -1)[:, self.own]
+            columns = columns._replace(query=columns.query[:, self.own_heads], key=of_key)
         if self.encoding.keeps_sums:
-            new = take_columns(key, self.columns, self.inside)[0].transpose(0, 1)
+            new = columns.key.expand(-1, self.groups, x.shape[0], -1)[0].transpose(0, 1)
             new = self._sums(loop).write(positions.ids[0], new).transpose(0, 1)[None]
-            kept = key if self.inside else key[..., : key.shape[-1] - self.columns]
-            key = put_columns(kept, new, self.inside)
-        return query, key
-
-    @staticmethod
-    def _among_all(x: Tensor, count: int, own: slice) -> Tensor:
-        """[1, heads of this rank, N, D] -> [1, count, N, D], zeros for the others."""
-        return pad(x, (0, 0, 0, 0, own.start, count - own.stop))
+            columns = columns._replace(key=new)
+        return columns
 
 
 class EquitapeBlock(nn.Module):

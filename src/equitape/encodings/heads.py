@@ -1,0 +1,53 @@
+"""The layout of a head: real parts, then imaginary parts, and extra columns behind or inside them.
+
+Shapes: B batch, N tokens, H query heads, G key-value heads, D head dimension, E extra columns.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Columns(NamedTuple):
+    """Extra columns of queries and keys; their products are added to the scores."""
+
+    query: Tensor
+    """[B or 1, H, N or 1, E]."""
+    key: Tensor
+    """[B or 1, G or 1, N or 1, E]."""
+    inside: bool = False
+    """Whether they replace the lowest frequencies instead of being appended."""
+
+    def put(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries [B, H, N, D] and keys [B, G, N, D] with these columns."""
+        return put_columns(query, self.query, self.inside), put_columns(key, self.key, self.inside)
+
+
+def join_halves(first: Tensor, second: Tensor, columns: Tensor | None = None, inside: bool = False) -> Tensor:
+    """A head [..., D] from its halves, with columns [..., E] appended, or inside, replacing the lowest frequencies.
+
+    Channels m and m + D / 2 belong to one frequency, so those are the last E / 2 of both halves.
+    """
+    if columns is None:
+        return torch.cat((first, second), dim=-1)
+    columns = columns.expand(*first.shape[:-1], -1)
+    if not inside:
+        return torch.cat((first, second, columns), dim=-1)
+    one, two = columns.chunk(2, dim=-1)
+    kept = first.shape[-1] - one.shape[-1]
+    return torch.cat((first[..., :kept], one, second[..., :kept], two), dim=-1)
+
+
+def put_columns(x: Tensor, columns: Tensor, inside: bool) -> Tensor:
+    """Heads [..., D] with columns [..., E], as in `join_halves`."""
+    if inside:
+        return join_halves(*x.chunk(2, dim=-1), columns, inside)
+    return torch.cat((x, columns.expand(*x.shape[:-1], -1)), dim=-1)
+
+
+def take_columns(x: Tensor, count: int, inside: bool) -> Tensor:
+    """The columns [..., E] that `put_columns` put there."""
+    if not inside:
+        return x[..., x.shape[-1] - count :]
+    return torch.cat([half[..., half.shape[-1] - count // 2 :] for half in x.chunk(2, dim=-1)], dim=-1)
