@@ -157,10 +157,10 @@ class Decay(nn.Module):
             # the gradient goes through the first part
             high, medium, low = first + (rates - exact), second, exact - first - second
             of_query = torch.stack((high, high, high, medium, medium, low), dim=-1).to(dtype)
-        of_key = positions.distances
-        if of_key is None or of_key.dtype != dtype or of_key.shape[-1] != count:
-            of_key = distance_columns(positions, dtype, count, self.inside)
-        return _pad(of_query, count, self.heads - self.decaying), of_key
+        made = positions.distances
+        if made is None or made.dtype != dtype or made.shape[-1] != count:
+            made = distance_columns(positions, dtype, count, self.inside)
+        return _pad(of_query, count, self.heads - self.decaying), made
 
     def _gated_sum(self, hidden: Tensor, positions: Positions, previous: Tensor | None) -> Tensor:
         """L, the running sum of what the forget gates read: [B, G, N]."""

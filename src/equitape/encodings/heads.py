@@ -42,7 +42,8 @@ def join_halves(first: Tensor, second: Tensor, columns: Tensor | None = None, in
 def put_columns(x: Tensor, columns: Tensor, inside: bool) -> Tensor:
     """Heads [..., D] with columns [..., E], as in `join_halves`."""
     if inside:
-        return join_halves(*x.chunk(2, dim=-1), columns, inside)
+        first, second = x.chunk(2, dim=-1)
+        return join_halves(first, second, columns, inside)
     return torch.cat((x, columns.expand(*x.shape[:-1], -1)), dim=-1)
 
 

@@ -140,6 +140,6 @@ class _ApplyRotary(torch.autograd.Function):
             for gradient, wanted in zip((grad_query, grad_key), ctx.needs_input_grad[3:5], strict=True)
         ]
         width = field.shape[-1]
-        rotated = [x[..., :width] for x in (grad_query, grad_key, query, key)]
+        grad_query, grad_key, query, key = (x[..., :width] for x in (grad_query, grad_key, query, key))
         replaced = ctx.columns // 2 if ctx.inside else 0
-        return *apply_rotary_backward(*rotated, field, replaced), *of_columns, None
+        return *apply_rotary_backward(grad_query, grad_key, query, key, field, replaced), *of_columns, None
