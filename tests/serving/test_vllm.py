@@ -20,7 +20,7 @@ pytest.importorskip("vllm", reason="make test-vllm installs vLLM in an environme
 import vllm_engine as served
 from cases import CASES, gap
 
-REFUSED = ("t5", "fire", "cope", "rope-dynamic", "randpe-sampled")
+REFUSED = ("t5", "fire", "cope", "rope-dynamic", "randpe-sampled", "tape2-carried")
 VARIANTS = {case: {"case": case} for case in CASES if case not in REFUSED} | {
     "tape, heads of 64": {"case": "tape", "hidden_size": 256},
     "tape2, heads of 64": {"case": "tape2", "hidden_size": 256},
