@@ -200,15 +200,18 @@ def test_compiled_parts_add_up_to_float32(dtype):
 
 
 @pytest.mark.parametrize("decay", ["slopes", "learned"])
-def test_compiled_decay_in_half_precision(decay):
-    """Ids above 256 have more bits than bfloat16, and slopes too."""
+def test_decay_in_half_precision(decay):
+    """Ids above 256 have more bits than bfloat16, slopes too, and scores with a decay grow along the sequence."""
     model = build("rope", {"decay": decay}, dtype=torch.bfloat16, num_hidden_layers=1)
     tokens = draw_tokens(1, 1400)
     with torch.no_grad():
-        uncompiled = model(tokens, use_cache=False).logits
+        fused = model(tokens, use_cache=False).logits
         compiled = torch.compile(model)(tokens, use_cache=False).logits
+        model.set_attn_implementation("eager")
+        unfused = model(tokens, use_cache=False).logits
         expected = model.float()(tokens, use_cache=False).logits
-    assert gap(compiled, expected) < 2 * gap(uncompiled, expected)
+    assert gap(compiled, expected) < 2 * gap(fused, expected)
+    assert gap(unfused, expected) < 2 * gap(fused, expected)
 
 
 def test_gradient_goes_through_one_part():

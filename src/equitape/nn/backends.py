@@ -14,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from ..encodings.base import ScoreMod
+from ..encodings.running import without_autocast
 
 HALF_PRECISION = (torch.bfloat16, torch.float16)
 # cuDNN is fastest in half precision and the only fused kernel for a wider value with grouped heads
@@ -39,16 +40,21 @@ def eager_attention(
     softcap: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Unfused attention, which also returns its weights [B, H, N, K]. softcap: bound of the scores, by tanh."""
+    """Unfused attention, which also returns its weights [B, H, N, K]. softcap: bound of the scores, by tanh.
+
+    Scores are computed in float32, as fused kernels do: with a decay they grow along the sequence.
+    """
     heads, groups = query.shape[1], key.shape[1]
-    grouped = query.unflatten(1, (groups, heads // groups))
-    scores = torch.einsum("bgrnd,bgkd->bgrnk", grouped, key).flatten(1, 2) * scaling
+    wide = torch.promote_types(query.dtype, torch.float32)
+    grouped = query.unflatten(1, (groups, heads // groups)).to(wide)
+    with without_autocast(query.device):
+        scores = torch.einsum("bgrnd,bgkd->bgrnk", grouped, key.to(wide)).flatten(1, 2) * scaling
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
     if attention_mask is not None:
         mask = attention_mask
         scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min) if mask.dtype == torch.bool else scores + mask
-    weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(query.dtype)
+    weights = scores.softmax(-1).to(query.dtype)
     weights = nn.functional.dropout(weights, p=dropout, training=module.training)
     output = torch.einsum("bgrnk,bgke->bngre", weights.unflatten(1, (groups, heads // groups)), value)
     return output.flatten(2, 3), weights
