@@ -2,7 +2,7 @@
 
     python benchmarks/overview.py docs/results/overview.png
 
-Language modelling beyond the trained length, addition of longer numbers, and the extension of a pretrained model.
+Retrieval and addition beyond the trained length, and the extension of a pretrained model.
 """
 
 import argparse
@@ -17,16 +17,7 @@ from equitape.report.style import ENCODINGS
 
 RESULTS = Path(__file__).parent.parent / "docs/results"
 COLOURS = {kind: colour for kind, (colour, _) in ENCODINGS.items()}
-NAMES = {
-    "rope": "RoPE",
-    "tape": "TAPE",
-    "alibi": "ALiBi",
-    "cope": "CoPE",
-    "xpos": "xPos",
-    "fire": "FIRE",
-    "nope": "NoPE",
-    "randpe": "RandPE",
-}
+GRAY = "#8a8f98"
 
 
 def metrics(comparison: str, label: str) -> list[dict[str, float]]:
@@ -35,75 +26,88 @@ def metrics(comparison: str, label: str) -> list[dict[str, float]]:
     return [run["evaluation"]["metrics"] for run in runs if run["label"] == label and run["status"] == "done"]
 
 
-def draw_books(panel: Any) -> None:
-    """Bits per byte at 1, 2, 4 and 8 times the trained length."""
-    keys = ["bits_per_byte_1x", *(f"bits_per_byte_outside_{factor}x" for factor in (2, 4, 8))]
-    # where lines end too close to one another, labels are moved apart
-    shifts = {"xpos": 9, "cope": 0, "alibi": -9}
-    for label in ("rope", "tape", "fire", "xpos", "cope", "alibi"):
-        found = metrics("lm-books", label)
-        values = [fmean(run[key] for run in found) for key in keys]
-        panel.plot(range(4), values, color=COLOURS[label], marker="o", markersize=3.5, linewidth=1.8)
+def draw_lines(panel: Any, lines: list[tuple[str, list[float], str, int]], places: list[str]) -> None:
+    """Lines with their names at the end; the last number of each moves its name up by so many points."""
+    for name, values, colour, shift in lines:
+        panel.plot(range(len(values)), values, color=colour, marker="o", markersize=3.5, linewidth=1.8)
         panel.annotate(
-            NAMES[label],
-            (3, values[-1]),
-            xytext=(6, shifts.get(label, 0)),
+            name,
+            (len(values) - 1, values[-1]),
+            xytext=(6, shift),
             textcoords="offset points",
-            color=COLOURS[label],
+            color=colour,
             va="center",
             fontsize=8.5,
         )
-    panel.set_xticks(range(4), ["1,024\n(trained)", "2,048", "4,096", "8,192"])
-    panel.set_xlim(-0.2, 3.75)
-    panel.set_ylim(bottom=1.2)
-    panel.set_xlabel("bytes read at once")
-    panel.set_title("Books: bits per byte, lower is better", fontsize=10)
+    panel.set_xticks(range(len(places)), places)
+    panel.set_xlim(-0.2, len(places) + 0.15)
+    panel.set_ylim(-9, 105)
 
 
-def draw_bars(panel: Any, rows: list[tuple[str, float, str]], note: str) -> None:
-    """Horizontal bars with their values."""
-    for place, (_, value, colour) in enumerate(reversed(rows)):
-        panel.barh(place, value, color=colour, height=0.65)
-        panel.annotate(
-            f"{value:.1f}", (value, place), xytext=(3, 0), textcoords="offset points", va="center", fontsize=8.5
-        )
-    panel.set_yticks(range(len(rows)), [name for name, _, _ in reversed(rows)])
-    panel.set_xlabel(note)
-    panel.set_xlim(0, max(value for _, value, _ in rows) * 1.14)
+def draw_retrieval(panel: Any) -> None:
+    """Values found at 1, 2, 4 and 8 times the trained length."""
+    keys = ["exact_match_inside", *(f"exact_match_outside_{factor}x" for factor in (2, 4, 8))]
+    labels = [
+        ("TAPE 2", "tape2, half decay, jumps", COLOURS["tape2"], 0),
+        ("RoPE", "rope, half decay, jumps", COLOURS["rope"], 6),
+        ("CoPE, FoX, NoPE", "cope", GRAY, -5),
+        ("", "fox", GRAY, 0),
+        ("", "nope", GRAY, 0),
+    ]
+    lines = []
+    for name, label, colour, shift in labels:
+        found = metrics("beyond-retrieval", label)
+        lines.append((name, [fmean(run[key] for run in found) for key in keys], colour, shift))
+    draw_lines(panel, lines, ["256\n(trained)", "512", "1,024", "2,048"])
+    panel.set_xlabel("tokens in which 8 facts are hidden")
+    panel.set_title("Retrieval from scratch: % of values found", fontsize=10)
 
 
 def draw_addition(panel: Any) -> None:
-    """Exact match over the grid of operand lengths."""
-    labels = ("tape", "rope", "randpe", "nope", "fire")
+    """Exact match over the grid of operand lengths; one dot per seed."""
     rows = [
-        (NAMES[label], fmean(run["exact_match_grid"] for run in metrics("addition-20", label)), COLOURS[label])
-        for label in labels
+        ("TAPE 2,\njumps", "beyond-addition", "tape2, half decay, jumps", COLOURS["tape2"]),
+        ("RoPE,\njumps", "beyond-addition", "rope, half decay, jumps", COLOURS["rope"]),
+        ("FIRE", "addition-20", "fire", COLOURS["fire"]),
+        ("TAPE as\npublished", "addition-20", "tape", COLOURS["tape"]),
+        ("RoPE", "addition-20", "rope", COLOURS["rope"]),
     ]
-    draw_bars(panel, rows, "% right; 25 = perfect on trained lengths only")
+    for place, (_, comparison, label, colour) in enumerate(reversed(rows)):
+        values = [run["exact_match_grid"] for run in metrics(comparison, label)]
+        panel.barh(place, fmean(values), color=colour, height=0.6, alpha=0.85)
+        panel.plot(values, [place] * len(values), "o", color="black", markersize=2.5)
+        panel.annotate(
+            f"{fmean(values):.1f}",
+            (max(values), place),
+            xytext=(5, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8.5,
+        )
+    panel.set_yticks(range(len(rows)), [name for name, *_ in reversed(rows)])
+    panel.set_xlim(0, 66)
     panel.axvline(25, color="black", linewidth=0.8, linestyle=":")
-    panel.set_title("Addition, 20 to 40 digits, higher is better", fontsize=10)
+    panel.set_xlabel("% right; 25 = perfect on trained lengths only")
+    panel.set_title("Addition, trained to 20 digits, tested to 40", fontsize=10)
 
 
 def draw_extension(panel: Any) -> None:
-    """Perplexity of books at 16,384 tokens after extending SmolLM2-135M, positions interpolated."""
-    methods = {
-        "tape": "TAPE",
-        "theta": "larger RoPE base",
-        "longlora": "LongLoRA",
-        "lora": "LoRA",
-        "tape+lora": "TAPE + LoRA",
-    }
-    rows = []
-    for method, name in methods.items():
-        run = json.loads((RESULTS / f"extension-smollm2/linear/{method}.json").read_text())
-        value = next(
-            entry["perplexity_after"]
-            for entry in run["perplexity"]
-            if (entry["data"], entry["length"]) == ("books", 16384)
-        )
-        rows.append((name, value, COLOURS["tape"] if "tape" in method else "#9db4d6"))
-    draw_bars(panel, rows, "perplexity of books at 16,384 tokens")
-    panel.set_title("SmolLM2-135M to 16k, lower is better", fontsize=10)
+    """Passkeys found by SmolLM2-135M after `equitape extend --to 65536`."""
+    columns = json.loads((RESULTS / "extend-smollm2/results.json").read_text())
+    lengths = (8192, 16384, 32768, 65536, 131072)
+    names = [
+        ("extended", "theta + LoRA", "#1a7f5a", 0),
+        ("YaRN,\nuntrained", "YaRN, untrained", GRAY, 12),
+        ("as released", "original", COLOURS["rope"], -8),
+    ]
+    lines = [
+        (name, [columns[column]["passkey"][f"exact_match_{length}"] for length in lengths], colour, shift)
+        for name, column, colour, shift in names
+    ]
+    draw_lines(panel, lines, ["8k", "16k", "32k", "64k\n(asked for)", "128k"])
+    panel.set_xlim(-0.2, 5.2)
+    panel.set_xlabel("tokens of the prompt")
+    panel.set_title("SmolLM2-135M to 64k: % of passkeys found", fontsize=10)
 
 
 def main() -> None:
@@ -112,7 +116,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     out = parser.parse_args().out
     figure, panels = plt.subplots(1, 3, figsize=(12.6, 3.5), layout="constrained")
-    for panel, draw in zip(panels, (draw_books, draw_addition, draw_extension), strict=True):
+    for panel, draw in zip(panels, (draw_retrieval, draw_addition, draw_extension), strict=True):
         draw(panel)
         panel.spines[["top", "right"]].set_visible(False)
         panel.tick_params(labelsize=8.5)
