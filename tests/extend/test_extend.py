@@ -65,6 +65,7 @@ def test_a_success_writes_everything(room, done):
     out, extension = done
     assert extension.verdict.success, extension.verdict
     assert extension.verdict.sentence.startswith("Success: the model now reads 640 tokens instead of 32")
+    assert re.search(r"Passkey at 640 tokens: \d+\.\d % before, \d+\.\d % after\.$", extension.verdict.sentence)
     assert all(check.passed for check in extension.verdict.checks)
     assert {check.name.split(":")[0] for check in extension.verdict.checks} == {"short", "long", "passkey", "needles"}
     names = {path.name for path in out.iterdir()}

@@ -180,9 +180,18 @@ def judge(
     return Verdict(
         success=True,
         sentence=f"Success: the model now reads {settings.to:,} tokens instead of {context:,}, and all {len(checks)} "
-        f"checks passed.{reach}",
+        f"checks passed.{reach}{found_at(settings.to, reports)}",
         checks=checks,
     )
+
+
+def found_at(length: int, reports: dict[str, Reports]) -> str:
+    """A sentence on the passkey at the new length: reading text is not yet finding things in it."""
+    both = [reports[model].get("passkey") for model in (ORIGINAL, EXTENDED)]
+    was, now = (scores(report).get(length) if report is not None else None for report in both)
+    if was is None or now is None:
+        return ""
+    return f" Passkey at {length:,} tokens: {number(was, 1)} % before, {number(now, 1)} % after."
 
 
 def check_short(settings: ExtendSettings, short: tuple[int, ...], before: Reports, after: Reports) -> list[Check]:

@@ -110,8 +110,7 @@ def harness_rows(extension: Extension, models: list[str]) -> list[list[Cell]]:
     names = [name for name in report.metrics if name != report.headline and "stderr" not in name]
     values = {model: found[model].metrics if model in found else {} for model in models}
     return [
-        row(f"lm-eval, {name}{arrow_of(name)}", [number(values[model].get(name), 3) for model in models])
-        for name in names
+        row(f"lm-eval, {name}{arrow_of(name)}", [number(values[model].get(name)) for model in models]) for name in names
     ]
 
 
