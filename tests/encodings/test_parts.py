@@ -397,6 +397,16 @@ def test_key_columns_of_ids_are_made_once_for_all_blocks(case, autocast, monkeyp
 
 
 @pytest.mark.parametrize("inside", [False, True])
+def test_rotation_with_columns_keeps_what_attention_keeps_anyway(inside):
+    query, key, field = (torch.randn(1, 2, N, 8, requires_grad=True) for _ in range(3))
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.data_ptr()) or x, lambda x: x):
+        extra = Columns(torch.ones(1, 2, 1, 4), torch.ones(1, 1, N, 4), inside)
+        found = apply_rotary(query, key, field, extra)
+    assert set(kept) == {each.data_ptr() for each in (*found, field)}
+
+
+@pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize("trained", [False, True])
 def test_columns_and_rotation_have_the_gradients_of_both_in_turn(inside, trained):
     generator = torch.Generator().manual_seed(0)
