@@ -90,6 +90,17 @@ def test_memory_is_about_what_an_h200_took(smollm2, memory, rows, measured):
     assert estimate == pytest.approx(measured, rel=0.06)
 
 
+def test_the_plan_names_what_is_measured(smollm2):
+    plan = make_plan(smollm2, ExtendSettings(to=65536, measure=("passkey",)), MUCH, GPU)
+    names = [choice.name for choice in plan.choices]
+    assert "passkey at" in names
+    assert not {"needles at", "perplexity at"} & set(names)
+    everything = make_plan(smollm2, ExtendSettings(to=65536), MUCH, GPU)
+    assert {"perplexity at", "passkey at", "needles at"} <= {choice.name for choice in everything.choices}
+    quick, long = (each.choices[-1].value for each in (plan, everything))
+    assert quick != long
+
+
 def test_jumps_change_only_where_named(smollm2):
     plan = make_plan(smollm2, ExtendSettings(to=65536, jumps={"shape": "uniform"}), MUCH, GPU)
     assert plan.train.jumps == Jumps(rate=2 / 4096, size=15.0, total=15.0, shape="uniform")

@@ -1,6 +1,6 @@
 """What the proof measures: lengths, prompts and windows, within the time that there is."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 
 from ..model import EquitapeConfig
@@ -29,14 +29,15 @@ class Proof:
     windows: int
     """Pieces per held-out document."""
 
-    def seconds(self, costs: ModelCosts, device: Device) -> float:
-        """An estimate of the time for two models."""
-        prompts = [*self.lengths, *self.needle_lengths]
+    def seconds(self, costs: ModelCosts, device: Device, measured: Collection[str]) -> float:
+        """An estimate of the time for two models. measured: names of tasks."""
+        by_task = {"passkey": self.lengths, "needles": self.needle_lengths}
+        prompts = [length for task, lengths in by_task.items() if task in measured for length in lengths]
         rows = self.samples * sum(costs.forward(1, length, logits=1).total for length in prompts)
         longest = max(self.text_lengths)
         texts = sum(
             costs.forward(1, length).total * self.windows * longest / length
-            for length in {*self.short, *self.text_lengths}
+            for length in ({*self.short, *self.text_lengths} if "perplexity" in measured else ())
         )
         return 2 * (rows + texts) / device.rate
 
@@ -68,7 +69,7 @@ def choose_proof(
     if seconds is None:
         return proof
     for smaller in reductions(proof, settings):
-        if proof.seconds(costs, device) <= seconds:
+        if proof.seconds(costs, device, settings.measure) <= seconds:
             break
         proof = smaller(proof)
     return proof

@@ -275,26 +275,29 @@ def describe_proof(
     proof: Proof, costs: ModelCosts, settings: ExtendSettings, device: Device, limit: float | None
 ) -> tuple[Choice, ...]:
     """What the proof measures and how long it takes by the estimate. limit: seconds that it should take at most."""
-    seconds = proof.seconds(costs, device)
+    seconds = proof.seconds(costs, device, settings.measure)
     wanted = settings.text_lengths or proof.lengths
     left_out = [length for length in wanted if length > max(proof.text_lengths)]
-    return (
-        Choice(
-            name="perplexity at",
-            value=listed(sorted({*proof.short, *proof.text_lengths})),
-            reason="Short lengths show damage, long ones the gain."
-            + (f" The held-out text is too short for {listed(left_out)}." if left_out else ""),
+    too_short = f" The held-out text is too short for {listed(left_out)}." if left_out else ""
+    prompts = f"{counted(proof.samples, 'prompt')} per length, before and after."
+    lines = {
+        "perplexity": (
+            {*proof.short, *proof.text_lengths},
+            f"Short lengths show damage, long ones the gain.{too_short}",
         ),
-        Choice(
-            name="passkey and needles at",
-            value=listed(proof.lengths)
-            + (f"; needles at {listed(proof.needle_lengths)}" if proof.needle_lengths != proof.lengths else ""),
-            reason=f"{counted(proof.samples, 'prompt')} per length and task, before and after.",
+        "passkey": (proof.lengths, prompts),
+        "needles": (proof.needle_lengths, prompts),
+    }
+    return (
+        *(
+            Choice(name=f"{task} at", value=listed(sorted(lengths)), reason=reason)
+            for task, (lengths, reason) in lines.items()
+            if task in settings.measure
         ),
         Choice(
             name="time of the proof",
             value=f"about {duration(seconds)}",
-            reason=f"An estimate, assuming {device.rate:.2g} operations per second."
+            reason=f"An estimate for two models, assuming {device.rate:.2g} operations per second."
             + ("" if limit is None else " It is small, to suit the minutes; --samples and --eval-lengths add more."),
         ),
     )
