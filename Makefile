@@ -18,7 +18,9 @@ QUICK := tests/contract tests/encodings tests/model/test_llama.py tests/model/te
 demo: install
 	$(BIN)/equitape demo
 
-test: lint types unit
+# types next to the tests: the type checker keeps only one core busy
+test: lint
+	$(MAKE) --jobs 2 --no-print-directory types unit
 
 lint: install
 	$(BIN)/ruff check .

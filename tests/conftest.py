@@ -53,6 +53,10 @@ def pytest_collection_finish():
     # Trainer and the benchmark collect garbage often: objects of imported modules need not be visited each time
     gc.collect()
     gc.freeze()
+    # torch.compile logs every assignment with its stack, which takes a quarter of its time; older versions do not
+    compiler = sys.modules.get("torch._dynamo.config")
+    if hasattr(compiler, "side_effect_replay_policy"):
+        compiler.side_effect_replay_policy = "silent"
 
 
 def pytest_unconfigure():

@@ -56,6 +56,7 @@ def test_tables_lose_nothing_on_narrow_terminals(listing, width, monkeypatch):
         assert all(part in output for part in ("batch_tokens=262144,", " error_outside_sparse "))
 
 
+@pytest.mark.usefixtures("no_drawing")
 def test_demo_trains_and_compares(tmp_path, monkeypatch):
     # processes that start as copies of this one start at once
     fork = multiprocessing.get_context("fork")

@@ -35,6 +35,21 @@ def test_no_test_imports_another():
     assert {str(path): used & names for path, used in imports.items() if used & names} == {}
 
 
+def test_no_test_measures_wall_clock_time():
+    """It depends on the machine's load. `time.monotonic` serves deadlines of waiting, never an assertion."""
+    found = {}
+    for path in ROOT.glob("tests/**/*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            clocks = (
+                {"perf_counter", "time"} if not isinstance(node, ast.Assert) else {"perf_counter", "time", "monotonic"}
+            )
+            for part in ast.walk(node) if isinstance(node, ast.Assert) else [node]:
+                called = part.func if isinstance(part, ast.Call) else None
+                if isinstance(called, ast.Attribute) and ast.unparse(called) in {f"time.{name}" for name in clocks}:
+                    found[str(path)] = part.lineno
+    assert found == {}
+
+
 def test_import_is_quick():
     """Under 3 seconds of CPU time beyond torch and transformers, and nothing of Triton that they do not bring."""
     code = (

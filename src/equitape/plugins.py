@@ -78,7 +78,7 @@ def _can_be_imported(name: str) -> bool:
 
 
 def import_file(path: Path) -> ModuleType:
-    """Import a Python file under a name of its own."""
+    """Import a Python file under a unique module name."""
     # use a different module name: a file may be called random.py
     name = f"{VARIABLE.lower()}_{path.stem}"
     spec = util.spec_from_file_location(name, path)

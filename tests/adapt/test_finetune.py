@@ -3,9 +3,7 @@
 import copy
 import importlib
 import json
-import os
-import signal
-import subprocess
+import multiprocessing
 import sys
 import time
 
@@ -22,6 +20,7 @@ from equitape.cli import app
 from equitape.data.tokenizers import byte_tokenizer
 from equitape.pretrained import adapting
 from equitape.pretrained.weights import load_source
+from equitape.training import callbacks
 from families import make_source
 
 pytestmark = pytest.mark.usefixtures("no_drawing")
@@ -175,21 +174,16 @@ def test_schedules(room, tmp_path, schedule):
     assert (rates[-1] == 1e-2) == (schedule == "constant")
 
 
-COMMAND = """
-import sys, time
-sys.path[:0] = {paths!r}
-import conftest
-from pathlib import Path
-import equitape.training.callbacks as callbacks
-from finetuning import run
+def run_slowly(room, out, course):
+    """A run that waits after every step, so that it can be killed between two."""
+    end_step = callbacks.Bookkeeper.on_step_end
 
-slow = callbacks.Bookkeeper.on_step_end
-def waiting(self, *args, **kwargs):
-    time.sleep(0.1)
-    return slow(self, *args, **kwargs)
-callbacks.Bookkeeper.on_step_end = waiting
-run(Path({room!r}), Path({out!r}), resume=True, **{course!r})
-"""
+    def waiting(self, *args, **kwargs):
+        time.sleep(0.1)
+        return end_step(self, *args, **kwargs)
+
+    callbacks.Bookkeeper.on_step_end = waiting
+    run(room, out, resume=True, **course)
 
 
 def test_a_kill_costs_nothing(room, tmp_path):
@@ -198,17 +192,16 @@ def test_a_kill_costs_nothing(room, tmp_path):
     course = {"method": "tape+lora", "steps": 12, "adapt": adapt, "save_steps": 2, "logging_steps": 1}
     run(room, tmp_path / "whole", **course)
     out = tmp_path / "killed"
-    here = os.path.dirname(__file__)
-    code = COMMAND.format(paths=[os.path.dirname(here), here], room=str(room), out=str(out), course=course)
-    process = subprocess.Popen([sys.executable, "-c", code])
+    process = multiprocessing.get_context("fork").Process(target=run_slowly, args=(room, out, course))
+    process.start()
     deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and process.poll() is None:
+    while time.monotonic() < deadline and process.is_alive():
         if (out / "log.jsonl").exists() and len((out / "log.jsonl").read_text().splitlines()) >= 5:
             break
         time.sleep(0.01)
-    assert process.poll() is None, "the run ended before it could be killed"
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    assert process.is_alive(), "the run ended before it could be killed"
+    process.kill()
+    process.join()
     done = len(losses(out))
     assert 5 <= done < 12
     before = (out / "before.json").read_bytes()
@@ -245,7 +238,7 @@ def test_resuming(room, tmp_path):
         run(room, tmp_path, "lora", steps=2, resume=True)
 
 
-def test_a_loss_that_is_none(room, tmp_path):
+def test_a_nan_loss(room, tmp_path):
     report = run(room, tmp_path, learning_rate=1e18, max_grad_norm=0.0, steps=8)
     assert report["status"] == "nan"
     assert "was NaN or infinite at step" in report["note"]

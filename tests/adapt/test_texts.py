@@ -45,7 +45,7 @@ def test_scores_are_those_of_windows_at_the_stride(stride):
         assert entry["perplexity"] == pytest.approx(np.exp(np.mean(losses)), rel=1e-5)
 
 
-def test_before_and_after_stand_beside_each_other():
+def test_before_and_after_are_joined_by_length():
     before = [{"data": name, "length": 8, "loss": loss, "perplexity": 10 * loss} for name, loss in (("a", 1), ("b", 2))]
     after = [{**entry, "loss": 5 * entry["loss"], "perplexity": 70 * entry["loss"]} for entry in before]
     names = ("data", "length", "loss_before", "loss_after", "perplexity_before", "perplexity_after")

@@ -254,7 +254,7 @@ def test_command_line_writes_table_json_csv_and_plot(tmp_path):
     assert f"Written to {file} and {picture}." in result.stderr
     # a second run adds its lines below, and prints a table
     arguments[arguments.index("--length") + 1] = "4"
-    result = CliRunner().invoke(app, arguments)
+    result = CliRunner().invoke(app, arguments[:-2])
     assert result.exit_code == 0
     assert "to RoPE" in result.output
     assert "measured again" in result.output

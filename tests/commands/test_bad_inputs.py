@@ -63,7 +63,7 @@ def edit(path, change):
 @pytest.mark.parametrize(
     "text", ["null", "3", "[]", "", "{}", '{"model_type": "equi', DEEP, '{"a":' * 20_000, "\x00\x01"]
 )
-def test_config_that_is_none(model, text, home, tmp_path):
+def test_unreadable_config(model, text, home, tmp_path):
     folder = copy(home, tmp_path, model)
     (folder / "config.json").write_text(text)
     assert f"Cannot read the model '{folder}'" in refused("check", folder, "--dtype", "float32")
@@ -133,7 +133,7 @@ def test_configuration_of_another_class_with_a_wrong_value(command, given, messa
         (None, "Cannot read the model"),
     ],
 )
-def test_weights_that_are_none(content, message, home, tmp_path):
+def test_unreadable_weights(content, message, home, tmp_path):
     folder = copy(home, tmp_path, "llama")
     weights = folder / "model.safetensors"
     weights.write_bytes(content) if content is not None else weights.unlink()
@@ -207,7 +207,7 @@ def test_adapter_with_empty_parts(change, home, tmp_path):
 
 
 @pytest.mark.parametrize("text", ["null", "[]", "", DEEP, "3"])
-def test_adapter_description_that_is_none(text, home, tmp_path):
+def test_unreadable_adapter_description(text, home, tmp_path):
     folder = copy(home, tmp_path, "adapter")
     (folder / "adapter.json").write_text(text)
     assert "is damaged" in refused("check", folder, "--base", home / "llama")
@@ -225,7 +225,7 @@ def test_adapter_of_the_wrong_shape(home, tmp_path):
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
 @pytest.mark.parametrize("text", ["null", "{", DEEP])
-def test_tokenizer_that_is_none(name, text, home, tmp_path):
+def test_unreadable_tokenizer(name, text, home, tmp_path):
     folder = copy(home, tmp_path, "llama")
     (folder / name).write_text(text)
     assert "tokenizer" in refused("generate", folder, "hello")
@@ -302,7 +302,7 @@ def test_arguments_that_make_no_sense(words, message, home, tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("text", ["null", "[]", "{", DEEP, "a: &a [*a]", "3", "\x00", "task: {name: [addition]}"])
-def test_recipe_that_is_none(text, tmp_path):
+def test_unreadable_recipe(text, tmp_path):
     (tmp_path / "recipe.yaml").write_text(text)
     refused("compare", tmp_path / "recipe.yaml", "--out", tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -336,7 +336,7 @@ def test_damaged_file_of_an_evaluation(name, text, evaluation, tmp_path):
 
 @pytest.mark.parametrize("content", [b"", b"junk", pickle.dumps(3)])
 @pytest.mark.parametrize("command", ["check", "generate"])
-def test_gguf_that_is_none(content, command, tmp_path):
+def test_unreadable_gguf(content, command, tmp_path):
     pytest.importorskip("gguf")
     path = tmp_path / "model.gguf"
     path.write_bytes(content)

@@ -1,5 +1,7 @@
 """Gradient checkpointing, compilation, grouped heads and half precision leave the function as it is."""
 
+from functools import cache
+
 import pytest
 import torch
 
@@ -101,6 +103,7 @@ def test_grouped_heads_equal_expanded_heads(case):
     assert gap(model(tokens).logits, expand_heads(model)(tokens).logits) < 1e-10
 
 
+@cache
 def half_precision_error(case, dtype, implementation="sdpa", offset=0):
     """Relative error of a half-precision model against float64 with the same, rounded weights."""
     tokens = draw_tokens(4, 24)

@@ -58,7 +58,7 @@ def test_every_token_once_and_every_label_by_a_slow_loop(lengths, length, shuffl
         whole = PAD not in tokens and pieces == 1
         assert whole == ("segment_ids" not in row)
         if not whole:
-            # segments change exactly where a label is missing, and padding has no segment of its own
+            # segments change exactly where a label is missing, and padding forms no segment
             segments = row["segment_ids"].tolist()
             for place in range(1, length):
                 new_piece = row["labels"][place] == IGNORED and tokens[place] != PAD

@@ -190,6 +190,6 @@ def test_a_store_goes_to_other_processes_as_its_address(folder, tmp_path):
     assert pickle.loads(pickle.dumps(in_memory)).joined().equal(in_memory.joined())
 
 
-def test_text_that_is_none_is_refused(tmp_path):
+def test_files_that_are_not_text_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"The data has no text"):
         write_tokens([Document("a", "")], byte_tokenizer(), tmp_path / "store")

@@ -57,7 +57,7 @@ def test_one_task_and_its_report(ours, tmp_path):
     assert "exact match" in invoke(tmp_path / "out", "--rescore")
 
 
-def test_several_tasks_with_options_of_their_own(ours, tmp_path, monkeypatch):
+def test_several_tasks_with_different_options(ours, tmp_path, monkeypatch):
     monkeypatch.setenv("EQUITAPE_CACHE", str(tmp_path / "cache"))
     text = tmp_path / "text.txt"
     text.write_text("abcdefgh" * 20)

@@ -200,7 +200,7 @@ def test_comparators_share_the_tables(room, tmp_path):
 
 
 def test_processes_share_the_columns_of_one_report(room, tmp_path):
-    """Each column by a command of its own, in any order, then the report: the same figures as in one go."""
+    """Each column by a separate command, in any order, then the report: the same figures as in one go."""
     arguments = ("--to", 128, "--compare", "drope", "--compare", "linear")
     once, shared = tmp_path / "once", tmp_path / "shared"
     shown = call(room, *arguments, "--out", once).output

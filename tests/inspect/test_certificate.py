@@ -184,7 +184,7 @@ def test_errors_are_in_units_of_the_spread_of_the_logits():
     assert checks.error(found, checks.expected) == float("inf")
 
 
-def test_numbers_that_are_none_fail():
+def test_nan_and_infinity_fail():
     model = build("tape")
     with torch.no_grad():
         model.model.layers[1].mlp.down_proj.weight[0, 0] = torch.nan

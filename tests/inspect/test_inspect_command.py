@@ -38,6 +38,7 @@ def flat(result):
     return " ".join(result.output.replace("│", " ").split())
 
 
+@pytest.mark.usefixtures("no_drawing")
 def test_inspect_writes_page_and_pictures(folder, tmp_path):
     result = run("inspect", folder, "--text", "héllo\nworld, this is a text", "--out", tmp_path / "out", "--cells", 8)
     assert result.exit_code == 0, result.output
@@ -172,7 +173,7 @@ def test_inspect_reports_tokens_that_another_model_lacks(folder, tmp_path):
     assert "There is no model at '/nowhere/at/all'" in flat(result)
 
 
-def test_inspect_refuses_what_are_no_numbers(folder, tmp_path):
+def test_inspect_refuses_ids_that_are_not_numbers(folder, tmp_path):
     model = EquitapeForCausalLM.from_pretrained(folder / "model")
     with torch.no_grad():
         model.model.layers[0].mlp.up_proj.weight[0, 0] = torch.nan

@@ -209,7 +209,7 @@ def test_a_given_mask_is_that_of_dense_attention(form):
 
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 def test_cross_attention_is_that_of_dense_attention(implementation):
-    """Two sequences with ids on one axis; the second has padding and a state of its own."""
+    """Two sequences with ids on one axis; the second has padding and another state."""
     attention = layer(implementation=implementation)
     x, context = draw(2, 5, 32), draw(2, 12, 32, seed=1)
     ids, there = torch.tensor([[7, 2, 9, 4, 4]]), INDEX[None] + 3

@@ -328,7 +328,7 @@ def test_gguf_needs_its_package(tmp_path, monkeypatch):
         adapt(tmp_path / "x.gguf")
 
 
-def test_gguf_that_is_none(tmp_path):
+def test_unreadable_gguf(tmp_path):
     pytest.importorskip("gguf")
     (tmp_path / "x.gguf").write_bytes(b"not what it says" * 10)
     with pytest.raises(ValueError, match=r"Cannot read the model .*x.gguf"):

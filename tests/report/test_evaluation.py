@@ -7,7 +7,7 @@ import pytest
 from equitape.report.evaluation import contexts_note, notes_of, short_table, write_evaluation
 from equitape.report.evaluation_plots import MOST_ROWS, evaluation_plots
 from equitape.report.numbers import number
-from equitape.report.style import HATCHES, series_styles
+from equitape.report.style import HATCHES, heading, series_styles
 from equitape.runs.results import EvaluationReport
 from equitape.tasks.harness import bars_of
 
@@ -33,7 +33,7 @@ def report(**bars):
     return make(bars=[entry])
 
 
-def test_models_stand_side_by_side_with_hatches_of_their_own():
+def test_models_stand_side_by_side_with_different_hatches():
     first = report(rows=["a", "b"], values=[0.25, 0.5])
     second = report(rows=["b", "c"], values=[0.75, None])
     (plot,) = evaluation_plots({"one": first, "two": second})
@@ -144,3 +144,8 @@ def test_changes_from_many_models_need_no_columns():
     assert few.columns == ["metric", "a", "b", "c", "change from b", "change from c"]
     assert [cell.text for cell in few.rows[0][4:]] == ["-1", "-3"]
     assert not few.notes
+
+
+def test_headings_name_the_sets_of_scrolls():
+    assert heading("qmsum: score by length of the document") == "QMSum: score by length of the document"
+    assert heading("exact match") == "Exact match"

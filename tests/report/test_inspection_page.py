@@ -101,6 +101,7 @@ def test_page_holds_the_maps(page):
     assert (data["layers"], data["heads"], data["groups"]) == (4, 4, 2)
 
 
+@pytest.mark.usefixtures("no_drawing")
 def test_states_that_grow_leave_the_first_layer_readable(tmp_path):
     """Under one scale for all layers, products of the start would be one level, and one colour."""
     model = build("tape", num_hidden_layers=4)
@@ -191,6 +192,7 @@ def test_pictures(tape, tmp_path):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.usefixtures("no_drawing")
 @pytest.mark.parametrize("case", ["alibi", "rope", "tensor_tape", "tape-options"])
 def test_encodings_with_less_to_show(case, tmp_path):
     model = build(case, dtype=torch.float32)

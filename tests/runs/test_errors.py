@@ -29,7 +29,7 @@ def test_lines():
 )
 def test_out_of_memory(error, lacks):
     assert is_out_of_memory(error) is lacks
-    # compilers raise an error of their own
+    # compilers raise their own errors
     wrapped = RuntimeError("compilation failed")
     wrapped.__cause__ = error
     assert is_out_of_memory(wrapped) is lacks

@@ -1,5 +1,5 @@
 """vLLM answers as `generate` does: every encoding it can serve, in chunks, with shared prefixes, over several ranks and
-over HTTP. Run by `make test-vllm`, in an environment of its own; EQUITAPE_REPORT names the folder of the report.
+over HTTP. Run by `make test-vllm`, in a separate environment; EQUITAPE_REPORT names the folder of the report.
 """
 
 import json
@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-pytest.importorskip("vllm", reason="make test-vllm installs vLLM in an environment of its own")
+pytest.importorskip("vllm", reason="make test-vllm installs vLLM in a separate environment")
 
 import vllm_engine as served
 from cases import CASES, gap

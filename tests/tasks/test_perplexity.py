@@ -190,7 +190,7 @@ class LargestTensor(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("name", ["equitape", "Llama", "Gemma2"])
-def test_no_tensor_of_length_times_vocabulary_nor_of_length_squared(name, monkeypatch):
+def test_no_tensor_grows_with_length_times_vocabulary_or_length_squared(name, monkeypatch):
     monkeypatch.setattr(module, "CHUNK_TOKENS", 32)
     torch.manual_seed(0)
     if name == "equitape":

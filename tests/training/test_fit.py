@@ -1,4 +1,4 @@
-"""One run: resuming, order of data, budgets, the end on a loss that is none."""
+"""One run: resuming, order of data, budgets, and the stop at a NaN or infinite loss."""
 
 import io
 import itertools
@@ -196,7 +196,7 @@ class Poisoned(torch.nn.Module):
         return x @ self.weight.T + (float("nan") if self.count < 0 else 0.0)
 
 
-def test_stops_when_the_loss_is_no_number(tmp_path):
+def test_stops_at_a_nan_or_infinite_loss(tmp_path):
     model = small_model()
     model.lm_head = Poisoned(model.lm_head, 13)
     result = fit(model, numbered(), settings(), tmp_path, collate=partial(pad_right, pad_token_id=0))
@@ -210,7 +210,7 @@ def test_stops_when_the_loss_is_no_number(tmp_path):
 
 
 def test_no_checkpoint_is_saved_after_an_infinite_gradient(tmp_path):
-    """The loss of a step may still be a number when the weights after it are none."""
+    """The loss of a step may be finite although the weights after it are not."""
     model = small_model()
     step = itertools.count(1)
     model.lm_head.weight.register_hook(lambda gradient: gradient * (float("inf") if next(step) == 5 else 1.0))

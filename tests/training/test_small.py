@@ -1,4 +1,4 @@
-"""Reduced recipes: every shipped recipe builds and runs offline without data of its own."""
+"""Reduced recipes: every shipped recipe builds and runs offline on the built-in text."""
 
 import pytest
 from typer.testing import CliRunner

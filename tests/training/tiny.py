@@ -116,7 +116,7 @@ def kill_at(place: str, count: int) -> None:
 
 
 def run_and_die(run_dir: Path, place: str, count: int, **changes) -> int:
-    """Run in a process of its own that kills itself; returns its exit code."""
+    """Run in a separate process that kills itself; returns its exit code."""
     context = multiprocessing.get_context("fork")
     process = context.Process(target=_die, args=(run_dir, place, count, changes))
     process.start()

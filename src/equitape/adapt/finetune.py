@@ -225,7 +225,7 @@ def describe_texts(overlaps: dict[str, Overlap]) -> list[str]:
         return [
             "No text to score was given, so perplexity is that of the training data; give another with --eval-data."
         ]
-    return [said for name, found in overlaps.items() if (said := describe_overlap(name, found))]
+    return [note for name, found in overlaps.items() if (note := describe_overlap(name, found))]
 
 
 def describe_run(adaptation: Adaptation, settings: FinetuneSettings, rows: PackedDataset) -> dict[str, Any]:

@@ -14,6 +14,8 @@ CutRule = Literal["end", "middle", "start"]
 class Dataset:
     """Properties of one SCROLLS set."""
 
+    title: str
+    """Its name in print."""
     metric: str
     """ "f1", "exact_match" or "rouge", as SCROLLS scores it."""
     new_tokens: int
@@ -28,15 +30,17 @@ class Dataset:
 
 SUMMARY = "What is a summary of the preceding text?"
 DATASETS = {
-    "qasper": Dataset(metric="f1", new_tokens=64),
-    "contract_nli": Dataset(metric="exact_match", new_tokens=16, question="Hypothesis", answer="Conclusion"),
-    "narrative_qa": Dataset(metric="f1", new_tokens=64),
-    "quality": Dataset(metric="exact_match", new_tokens=64),
-    "qmsum": Dataset(metric="rouge", new_tokens=256),
-    "summ_screen_fd": Dataset(metric="rouge", new_tokens=256, asks=SUMMARY),
-    "gov_report": Dataset(metric="rouge", new_tokens=768, asks=SUMMARY, lines=True),
+    "qasper": Dataset(title="Qasper", metric="f1", new_tokens=64),
+    "contract_nli": Dataset(
+        title="ContractNLI", metric="exact_match", new_tokens=16, question="Hypothesis", answer="Conclusion"
+    ),
+    "narrative_qa": Dataset(title="NarrativeQA", metric="f1", new_tokens=64),
+    "quality": Dataset(title="QuALITY", metric="exact_match", new_tokens=64),
+    "qmsum": Dataset(title="QMSum", metric="rouge", new_tokens=256),
+    "summ_screen_fd": Dataset(title="SummScreenFD", metric="rouge", new_tokens=256, asks=SUMMARY),
+    "gov_report": Dataset(title="GovReport", metric="rouge", new_tokens=768, asks=SUMMARY, lines=True),
     # from ZeroSCROLLS, which uses the same metric
-    "squality": Dataset(metric="rouge", new_tokens=512, lines=True),
+    "squality": Dataset(title="SQuALITY", metric="rouge", new_tokens=512, lines=True),
 }
 
 

@@ -16,7 +16,7 @@ from .verdicts import NOT_APPLICABLE, OFFSETS, Certificate, Check, Judge, find_t
 
 
 def certify_module(model: Any, num_tokens: int, seed: int, limit: float) -> Certificate:
-    """Check a module (`equitape.nn.Measurable`) on a random input of its own."""
+    """Check a module (`equitape.nn.Measurable`) on random input that it draws itself."""
     training = model.training
     model.eval()
     try:
@@ -102,7 +102,7 @@ class ModuleChecker(Judge):
             note = "Attention sees both directions."
             return Check(name=name, meaning=meaning, verdict=NOT_APPLICABLE, note=note)
         if self.inputs.dim() < 2 or {self.inputs.shape[1], self.expected.shape[1]} != {count}:
-            note = "Inputs and outputs are not [B, N, ...], so that tokens cannot be told apart."
+            note = "Inputs and outputs are not [B, N, ...], so tokens cannot be distinguished."
             return Check(name=name, meaning=meaning, verdict=NOT_APPLICABLE, note=note)
         changed = torch.cat((self.inputs[:, :half], self.other[:, half:]), dim=1)
         return self.judge(name, meaning, [self.error(self.run(changed)[:, :half], self.expected[:, :half])])

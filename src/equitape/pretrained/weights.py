@@ -88,10 +88,10 @@ def reading(name: str | Path) -> Iterator[None]:
     except Exception as error:
         if is_out_of_memory(error):
             raise
-        said = isinstance(error, (ValueError, OSError, SafetensorError))
+        clear = isinstance(error, (ValueError, OSError, SafetensorError))
         # a few classes give the field in the first line and the reason in the next
         whole = " ".join(str(error).split()) if isinstance(error, StrictDataclassError) else ""
-        reason = whole or (first_line(error) if said else named_line(error))
+        reason = whole or (first_line(error) if clear else named_line(error))
         raise ValueError(f"Cannot read the model {str(name)!r} ({reason}).") from error
     finally:
         set_verbosity(verbosity)

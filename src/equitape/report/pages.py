@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ..runs.files import write_bytes, write_text
-from .style import Plot
+from .style import Plot, heading
 from .tables import markdown_table
 
 PAGE, MARKDOWN = "report.html", "report.md"
@@ -22,7 +22,7 @@ def render(template: str, **content: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    templates.filters["markdown"] = markdown_table
+    templates.filters |= {"markdown": markdown_table, "heading": heading}
     return templates.get_template(template).render(content)
 
 

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from ..data.scrolls_prompts import DATASETS
+
 INK = "#161b22"
 """Text and axes. In SVG it becomes the page's text colour, so that one picture fits light and dark pages."""
 NO_VALUE = "#b0b0b0"
@@ -167,7 +169,7 @@ def finish(figure: Any, name: str, title: str, alt: str, caption: str = "") -> P
     svg, png = io.StringIO(), io.BytesIO()
     with matplotlib.rc_context({"svg.hashsalt": name}):
         figure.savefig(svg, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-        figure.suptitle(capitalised(title), fontsize="large")
+        figure.suptitle(heading(title), fontsize="large")
         figure.savefig(png, format="png", dpi=120, facecolor="white", metadata={"Software": None})
     return Plot(name=name, title=title, alt=alt, caption=caption, svg=inline(svg.getvalue(), name), png=png.getvalue())
 
@@ -183,9 +185,11 @@ def inline(svg: str, prefix: str) -> str:
     return re.sub(r"<svg ", '<svg aria-hidden="true" ', svg, count=1)
 
 
-def capitalised(title: str) -> str:
-    """Capitalize the first letter of a title."""
-    return title[:1].upper() + title[1:]
+def heading(title: str) -> str:
+    """A title with a capital letter; one that begins with the id of a SCROLLS set gets the set's name."""
+    first, colon, rest = title.partition(":")
+    known = DATASETS.get(first)
+    return f"{known.title}{colon}{rest}" if known is not None else title[:1].upper() + title[1:]
 
 
 def file_name(prefix: str, title: str) -> str:

@@ -47,7 +47,7 @@ class Layout:
 
     @property
     def rows_at_once(self) -> int:
-        """Groups of GPUs that read rows of their own."""
+        """Groups of GPUs that each read other rows."""
         return self.gpus // self.context_parallel
 
 

@@ -24,13 +24,8 @@ class Addition(DigitTask):
     name = "addition"
     idea = "add two numbers, digits reversed; longer operands than in training"
 
-    @property
-    def trained_length(self) -> int:
-        return total_length(self.options.trained_digits)
-
-    @property
-    def tested_length(self) -> int:
-        return total_length(self.options.tested_digits)
+    def lengths(self) -> tuple[int, int]:
+        return total_length(self.options.trained_digits), total_length(self.options.tested_digits)
 
     def draw(self, count: int, generator: torch.Generator) -> Examples:
         return make_sums(*draw_lengths(count, self.options.trained_digits, generator), generator)

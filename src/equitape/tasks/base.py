@@ -58,15 +58,19 @@ class Task(TaskBase):
     def __init__(self, options: Settings):
         self.options = options
 
+    def lengths(self) -> tuple[int, int]:
+        """`trained_length` and `tested_length`."""
+        raise NotImplementedError
+
     @property
     def trained_length(self) -> int:
         """Tokens of the longest training example."""
-        raise NotImplementedError
+        return self.lengths()[0]
 
     @property
     def tested_length(self) -> int:
         """Tokens of the longest evaluated sequence, including the answer."""
-        raise NotImplementedError
+        return self.lengths()[1]
 
     @property
     def data_digest(self) -> str | None:

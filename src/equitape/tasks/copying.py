@@ -56,13 +56,8 @@ class Copy(SymbolTask):
     metrics = (EXACT_MATCH,)
     options: CopyOptions
 
-    @property
-    def trained_length(self) -> int:
-        return 2 * self.options.trained_symbols + 2
-
-    @property
-    def tested_length(self) -> int:
-        return 2 * self.options.tested_symbols + 2
+    def lengths(self) -> tuple[int, int]:
+        return 2 * self.options.trained_symbols + 2, 2 * self.options.tested_symbols + 2
 
     def answer(self, row: Tensor, lengths: Tensor) -> Tensor:
         """The answers to rows [n, W] of lengths [n]."""
@@ -133,13 +128,11 @@ class SelectiveCopy(SymbolTask):
     metrics = (EXACT_MATCH, TOKEN_ACCURACY)
     options: SelectiveCopyOptions
 
-    @property
-    def trained_length(self) -> int:
-        return 2 * self.options.symbols + self.options.blanks + 2
-
-    @property
-    def tested_length(self) -> int:
-        return 2 * self.options.symbols + self.options.sparse_blanks + 2
+    def lengths(self) -> tuple[int, int]:
+        return (
+            2 * self.options.symbols + self.options.blanks + 2,
+            2 * self.options.symbols + self.options.sparse_blanks + 2,
+        )
 
     def draw(self, count: int, generator: torch.Generator) -> Examples:
         return self.draw_cell((self.options.blanks,), count, generator)

@@ -53,13 +53,8 @@ class FlipFlop(StateTask):
     pad_token_id = PAD
     options: FlipFlopOptions
 
-    @property
-    def trained_length(self) -> int:
-        return self.options.length
-
-    @property
-    def tested_length(self) -> int:
-        return self.options.length
+    def lengths(self) -> tuple[int, int]:
+        return self.options.length, self.options.length
 
     def draw(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         tokens, labels = make_sequences(count, self.options.length, self.options.ignore, generator)

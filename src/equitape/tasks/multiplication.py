@@ -20,13 +20,8 @@ class Multiplication(DigitTask):
     name = "multiplication"
     idea = "multiply a number by a digit, digits reversed; longer numbers than in training"
 
-    @property
-    def trained_length(self) -> int:
-        return 2 * self.options.trained_digits + 5
-
-    @property
-    def tested_length(self) -> int:
-        return 2 * self.options.tested_digits + 5
+    def lengths(self) -> tuple[int, int]:
+        return 2 * self.options.trained_digits + 5, 2 * self.options.tested_digits + 5
 
     def draw(self, count: int, generator: torch.Generator) -> Examples:
         lengths = torch.randint(1, self.options.trained_digits + 1, (count,), generator=generator)

@@ -73,13 +73,8 @@ class Retrieval(StateTask):
         self.pad_token_id = self.mark + 1
         self.vocab_size = self.mark + 2
 
-    @property
-    def trained_length(self) -> int:
-        return self.options.length
-
-    @property
-    def tested_length(self) -> int:
-        return max(self.options.factors) * self.options.length
+    def lengths(self) -> tuple[int, int]:
+        return self.options.length, max(self.options.factors) * self.options.length
 
     def draw(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Rows with 1 to `needles` needles, whose mark stands anywhere; queries, with repetition, fill the rest.

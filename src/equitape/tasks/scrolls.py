@@ -122,13 +122,8 @@ class Scrolls(Task):
     def data_digest(self) -> str:
         return self._digest
 
-    @property
-    def trained_length(self) -> int:
-        return self.options.length
-
-    @property
-    def tested_length(self) -> int:
-        return self.options.length
+    def lengths(self) -> tuple[int, int]:
+        return self.options.length, self.options.length
 
     @property
     def answer_tokens(self) -> int:

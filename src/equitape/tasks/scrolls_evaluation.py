@@ -190,8 +190,8 @@ def check_names(items: list[Item]) -> None:
     for item in items:
         if item.id in places:
             raise ValueError(
-                f"Task 'scrolls': two items are called {item.id!r} ({places[item.id]}; {item.place}); give each a name "
-                f"of its own, or name one file by data=PATH where a set lies there twice."
+                f"Task 'scrolls': two items are called {item.id!r} ({places[item.id]}; {item.place}); give each "
+                f"another id, or choose one file with data=PATH if the folder holds a set twice."
             )
         places[item.id] = item.place
 

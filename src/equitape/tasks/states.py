@@ -90,13 +90,8 @@ class StepTask(StateTask):
         """The state after each step, as tokens [n, S]."""
         raise NotImplementedError
 
-    @property
-    def trained_length(self) -> int:
-        return self.options.trained_steps + 2
-
-    @property
-    def tested_length(self) -> int:
-        return self.options.tested_steps + 2
+    def lengths(self) -> tuple[int, int]:
+        return self.options.trained_steps + 2, self.options.tested_steps + 2
 
     def draw(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         return self.draw_sequences(count, self.options.trained_steps, generator)

@@ -44,7 +44,7 @@ def aligned_length(num_tokens: int) -> int:
 class FixedLayer(StaticLayer):
     """transformers' layer of fixed size, except that all layers write where one shared number says.
 
-    keys: [B, H, K, D]; values likewise, in a width of their own; place: [1] int64.
+    keys: [B, H, K, D]; values likewise, but for D; place: [1] int64.
     """
 
     def __init__(self, keys: Tensor, values: Tensor, place: Tensor):

@@ -125,13 +125,8 @@ class Text(Task):
             return ""
         return describe_overlap("the held-out text", find_overlap(self.train_store, self.valid_store))
 
-    @property
-    def trained_length(self) -> int:
-        return self.options.length
-
-    @property
-    def tested_length(self) -> int:
-        return self.options.length * max(self.options.factors)
+    def lengths(self) -> tuple[int, int]:
+        return self.options.length, self.options.length * max(self.options.factors)
 
     def training_set(self, seed: int) -> Dataset[dict[str, Tensor]]:
         options = self.options

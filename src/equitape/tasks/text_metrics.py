@@ -51,7 +51,7 @@ def contained_share(answer: str, references: Sequence[str]) -> float:
 
 
 def require_rouge() -> None:
-    """ROUGE is computed by a package of its own."""
+    """Raise ValueError if the package that computes ROUGE is missing."""
     try:
         import rouge_score  # noqa: F401
     except ImportError:
