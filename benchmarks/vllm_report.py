@@ -48,6 +48,7 @@ def main(folder):
         "two processes": ("Two processes", "model and layout"),
         "compiled": ("torch.compile", "model"),
         "bfloat16": ("bfloat16", ""),
+        "fp8 cache": ("A cache of eight bits (fp8_e4m3)", ""),
         "HTTP": ("Concurrent requests to the server", "model"),
         "throughput": ("Throughput on this CPU, against a Llama of the same size", "model"),
     }

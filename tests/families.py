@@ -33,6 +33,7 @@ SIZES = {
     "num_key_value_heads": 2, "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
 SOME_LAYERS = ["full_attention", "sliding_attention", "full_attention"]
+FIRST_LAYERS_SLIDE = ["sliding_attention", "full_attention", "full_attention"]
 FAMILIES = {
     "llama": (LlamaConfig, LlamaForCausalLM, {}),
     "llama-biases": (LlamaConfig, LlamaForCausalLM, {"attention_bias": True, "mlp_bias": True}),
@@ -68,7 +69,7 @@ FAMILIES = {
     ),
     "gemma3": (
         Gemma3TextConfig, Gemma3ForCausalLM,
-        {"head_dim": 16, "query_pre_attn_scalar": 20, "sliding_window": 6, "layer_types": SOME_LAYERS,
+        {"head_dim": 16, "query_pre_attn_scalar": 20, "sliding_window": 6, "layer_types": FIRST_LAYERS_SLIDE,
          "rope_parameters": {
              "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
              "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e5},

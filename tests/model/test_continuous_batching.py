@@ -23,6 +23,7 @@ def test_tokens_are_those_of_generate(case):
         {"sliding_window": 5, "sliding_layers": [1]},
         {"sliding_window": 5},
         {"qk_norm": True, "attention_bias": True, "tie_word_embeddings": True, "num_key_value_heads": 4},
+        {"qk_norm": True, "qk_norm_joint": True, "norms": "after", "unrotated_layers": [1], "query_scale": 0.2},
     ],
     ids=lambda shape: "-".join(shape),
 )
@@ -67,6 +68,10 @@ def test_refusals():
     message = "Encoding 'rope' cannot use continuous batching .* changes its frequencies"
     with pytest.raises(ValueError, match=message):
         build("rope-dynamic").generate_batch([[5, 6, 7]])
+    local = {"sliding_window": 5, "sliding_layers": [1], "local_encoding": {"kind": "rope", "theta": 100.0}}
+    for name, shape in {"attention_softcap": {"attention_softcap": 2.0}, "local_encoding": local}.items():
+        with pytest.raises(ValueError, match=f"does not support models with {name}; use generate or vLLM"):
+            build("tape", **shape).generate_batch([[5, 6, 7]])
     model = build("tape")
     model.set_attn_implementation("flex_attention")
     with pytest.raises(ValueError, match="needs attention 'sdpa' or 'eager', not 'flex_attention'"):

@@ -57,9 +57,9 @@ def test_layers_with_a_window_keep_their_rope_in_gemma_3():
     assert config.encoding["kind"] == "tape"
     assert config.encoding["theta"] == 1e7
     assert config.local_encoding["theta"] == 100.0
-    assert config.local_layers == [1]
+    assert config.local_layers == [0]
     # the value of a layer with RoPE carries no field, nor does that of the last layer
-    assert config.value_cache_dims == [32, 16, 16]
+    assert config.value_cache_dims == [16, 32, 16]
 
 
 def test_new_weights_of_experts_and_norms_are_drawn():
@@ -85,5 +85,12 @@ def test_refusals_name_what_is_missing():
         ValueError, match=r"bounds its attention scores .*, which 'sdpa' cannot; use attn_implementation"
     ):
         EquitapeForCausalLM._from_config(capped, attn_implementation="sdpa")
+    with pytest.raises(ValueError, match="A clock keeps its sum in layer 0, which has local_encoding here"):
+        EquitapeConfig(
+            sliding_window=8,
+            sliding_layers=[0],
+            encoding={"kind": "tape", "clock": True},
+            local_encoding={"kind": "rope"},
+        )
     with pytest.raises(ValueError, match="norms is 'around'; it must be before, after or both"):
         EquitapeConfig(norms="around")

@@ -21,6 +21,14 @@ import vllm_engine as served
 from cases import CASES, gap
 
 REFUSED = ("t5", "fire", "cope", "rope-dynamic", "randpe-sampled", "tape2-carried")
+LIKE_GEMMA = {
+    "norms": "both",
+    "norm_offset": 1.0,
+    "query_scale": 0.2,
+    "embedding_scale": 1.5,
+    "hidden_act": "gelu_pytorch_tanh",
+}
+LIKE_OLMO = {"norms": "after", "qk_norm": True, "qk_norm_joint": True}
 VARIANTS = {case: {"case": case} for case in CASES if case not in REFUSED} | {
     "tape, heads of 64": {"case": "tape", "hidden_size": 256},
     "tape2, heads of 64": {"case": "tape2", "hidden_size": 256},
@@ -37,6 +45,24 @@ VARIANTS = {case: {"case": case} for case in CASES if case not in REFUSED} | {
     },
     "tape-clock, norms, biases": {"case": "tape-clock", "qk_norm": True, "attention_bias": True},
     "tape, as many key-value heads": {"case": "tape", "num_key_value_heads": 4},
+    "tape, as in Gemma 2": {
+        "case": "tape",
+        **LIKE_GEMMA,
+        "attention_softcap": 2.0,
+        "logit_softcap": 3.0,
+        "sliding_window": 20,
+        "sliding_layers": [0],
+    },
+    "tape2, as in Gemma 3": {
+        "case": "tape2",
+        **LIKE_GEMMA,
+        "qk_norm": True,
+        "sliding_window": 20,
+        "sliding_layers": [0],
+        "local_encoding": {"kind": "rope", "theta": 100.0},
+    },
+    "tape2, as in OLMo 2": {"case": "tape2", **LIKE_OLMO},
+    "tape-clock, as in SmolLM3": {"case": "tape-clock", "unrotated_layers": [1]},
 }
 TOLERANCE = 1e-4
 SECOND_TURN = [7, 8, 9]
@@ -109,11 +135,13 @@ def test_two_processes(case, layout, tmp_path, record):
 
 
 def test_more_ranks_than_key_value_heads(tmp_path, record):
-    model = served.save("tape-clock", tmp_path, num_key_value_heads=1)
+    """Both ranks hold the key-value head, but norms over all heads count it once."""
+    model = served.save("tape-clock", tmp_path, num_key_value_heads=1, **LIKE_OLMO)
     rows = served.prompts()
     with served.engine(tmp_path, distributed_executor_backend="mp", tensor_parallel_size=2) as llm:
         answers = served.answer(llm, rows)
-    record("two processes", "tape-clock, one key-value head", greedy=check_answers(model, rows, answers))
+    name = "tape-clock, one key-value head, as in OLMo 2, tensor_parallel_size"
+    record("two processes", name, greedy=check_answers(model, rows, answers))
 
 
 @pytest.mark.parametrize("case", ["tape2", "tape-clock"])
@@ -140,9 +168,28 @@ def test_bfloat16_reads_running_sums_exactly(tmp_path, record):
     record("bfloat16", "mean difference", **gaps)
 
 
+def test_an_fp8_cache_costs_tape_no_more_than_rope(tmp_path, record):
+    """A cache of eight bits rounds what is read; the field is rounded like any value, and still matters."""
+    gaps = {}
+    row = served.draw_tokens(1, 90, seed=5)[0].tolist()
+    for case in ("rope", "tape"):
+        model = served.save(case, tmp_path / case)
+        with served.engine(tmp_path / case, kv_cache_dtype="fp8_e4m3") as llm:
+            found = served.force(llm, row)
+        gaps[case] = (found - served.forced(model, row)).abs().mean().item()
+    gaps["tape, switched off"] = (found - served.forced(served.switched_off(model), row)).abs().mean().item()
+    assert gaps["tape"] < 1.5 * gaps["rope"]
+    assert gaps["tape, switched off"] > 1.5 * gaps["tape"]
+    record("fp8 cache", "mean difference", **gaps)
+
+
 def test_refusals_reach_the_user(tmp_path):
-    served.save("t5", tmp_path)
-    with pytest.raises(Exception, match="vLLM cannot serve encoding 't5'"), served.engine(tmp_path):
+    served.save("t5", tmp_path / "t5")
+    with pytest.raises(Exception, match="vLLM cannot serve encoding 't5'"), served.engine(tmp_path / "t5"):
+        pass
+    served.save("tape2", tmp_path / "tape2")
+    unsuited = served.engine(tmp_path / "tape2", kv_cache_dtype="fp8")
+    with pytest.raises(Exception, match="use kv_cache_dtype 'auto'"), unsuited:
         pass
 
 

@@ -1,5 +1,6 @@
 """What serving needs no vLLM for: refusals, the entry point, and running sums read back by attention."""
 
+import re
 import tomllib
 import warnings
 from pathlib import Path
@@ -9,6 +10,7 @@ import torch
 
 import equitape.serving
 from cases import CASES, tiny_config
+from equitape import EquitapeConfig
 from equitape.encodings import build_encoding
 from equitape.nn.backends import equal_parts
 from equitape.serving.checks import check_served
@@ -48,12 +50,33 @@ def test_encodings_that_vllm_cannot_serve_are_refused(case):
             "divide the model's 3 key-value heads; use one of 1, 3",
         ),
         ({"num_hidden_layers": 4, "num_loops": 2}, {"pipeline_parallel": 2}, "num_loops 2 .* tensor parallelism"),
-        ({"hidden_act": "gelu"}, {}, "hidden_act 'silu', not 'gelu'"),
+        ({"hidden_act": "relu"}, {}, "hidden_act silu, swish, gelu, gelu_pytorch_tanh, not 'relu'; use generate_batch"),
+        ({"experts": {"family": "mixtral", "layers": [0]}}, {}, "mixtures of experts .* use generate_batch"),
+        ({"norm_offset": 0.5}, {}, "add 0 or 1 to their weights, not norm_offset 0.5"),
+        (
+            {"num_loops": 3, "sliding_window": 5, "local_encoding": {"kind": "rope"}},
+            {},
+            "no local_encoding together with num_loops above 1 or a clock",
+        ),
     ],
 )
 def test_layouts_that_do_not_fit_are_refused(changes, layout, message):
     with pytest.raises(ValueError, match=message):
         check("tape", changes, **layout)
+
+
+def test_every_field_of_a_configuration_is_read_or_refused():
+    """A field that vLLM's classes do not know would change answers without a word."""
+    fields = {name for name in EquitapeConfig.__annotations__ if name in EquitapeConfig.__dataclass_fields__}
+    # how models are made, trained and called, not what they compute
+    others = {
+        "initializer_range", "use_cache", "pad_token_id", "bos_token_id", "eos_token_id", "attention_dropout",
+        "trained_length", "output_position_states",
+    }  # fmt: skip
+    # properties of the configuration that are made from fields
+    others |= {"max_position_embeddings", "num_hidden_layers", "sliding_layers"}
+    source = "".join(path.read_text() for path in Path(equitape.serving.__file__).parent.glob("*.py"))
+    assert {name for name in fields - others if not re.search(rf"config\.{name}\b", source)} == set()
 
 
 def test_an_fp8_cache_is_refused_for_exact_numbers_in_keys_only():

@@ -1,5 +1,7 @@
 """Checks of inputs and checkpoints: one-sentence errors before any work."""
 
+from collections.abc import Collection
+
 from torch import Tensor
 from transformers import Cache
 from transformers.cache_utils import DynamicLayer, StaticLayer
@@ -118,9 +120,13 @@ def check_cache(encoding: PositionalEncoding, past: Cache | None) -> None:
         )
 
 
-def check_cache_width(encoding: PositionalEncoding, past: Cache | None) -> None:
-    """Require cached values to contain the encoding's positional state, if any: those of a learned prefix do not."""
-    widened = next((index for index, extra in enumerate(encoding.value_columns) if extra), None)
+def check_cache_width(encoding: PositionalEncoding, past: Cache | None, local_layers: Collection[int] = ()) -> None:
+    """Require cached values to contain the encoding's positional state, if any: those of a learned prefix do not.
+
+    local_layers: those that have another encoding.
+    """
+    columns = enumerate(encoding.value_columns)
+    widened = next((index for index, extra in columns if extra and index not in local_layers), None)
     if past is None or widened is None or widened >= len(past.layers):
         return
     layer, expected = past.layers[widened], encoding.geometry.head_dim + encoding.value_columns[widened]
@@ -209,8 +215,11 @@ def check_softcap(attn_implementation: str | None) -> str:
     return "eager"
 
 
-def check_uniform_layers(config: EquitapeConfig, what: str) -> None:
-    """Raise ValueError for models whose attention a way of running them does not know. what: names that way."""
+def check_uniform_layers(config: EquitapeConfig, what: str, instead: str) -> None:
+    """Raise ValueError for models whose attention a way of running them does not know.
+
+    what: names that way. instead: what to do.
+    """
     for name in ("attention_softcap", "local_encoding"):
         if getattr(config, name) is not None:
-            raise ValueError(f"{what} does not support models with {name}; run this model without it.")
+            raise ValueError(f"{what} does not support models with {name}; {instead}.")

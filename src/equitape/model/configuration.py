@@ -139,6 +139,8 @@ class EquitapeConfig(PreTrainedConfig):
         self.encoding = parse_encoding(self.encoding, self.geometry)
         if self.local_encoding is not None:
             self.local_encoding = parse_encoding(self.local_encoding, self.geometry)
+            if self.encoding.get("clock") and 0 in self.local_layers:
+                raise ValueError("A clock keeps its sum in layer 0, which has local_encoding here; use no clock.")
         super().__post_init__(**kwargs)
 
     def to_json_file(self, json_file_path: str | PathLike[str], use_diff: bool = True) -> None:

@@ -188,13 +188,12 @@ class EquitapeModel(EquitapePreTrainedModel):
         if paged is not None:
             assert position_ids is not None
             checks.check_paged_cache(self.encoding, self.config._attn_implementation)
-            checks.check_uniform_layers(self.config, "Continuous batching")
             past: Any = PagedCache(paged, kwargs, self.config)
             positions = past.positions(self.encoding, position_ids.long())
             masks = past.masks(self.encoding, positions.ids, x.dtype, scaling * self.encoding.score_scale)
         elif self.shards is not None:
             check_call(attention_mask, segment_ids, past_key_values, self.training_attention is not None)
-            checks.check_uniform_layers(self.config, "Splitting rows over processes")
+            checks.check_uniform_layers(self.config, "Splitting rows over processes", "keep rows whole")
             past = None
             positions = place(self.encoding, x, position_ids, position_jumps, self.shards)
             masks = {"full_attention": ring_mask(self.shards, scaling * self.encoding.score_scale)}
@@ -203,7 +202,7 @@ class EquitapeModel(EquitapePreTrainedModel):
                 refuse_torchs_split()
             checks.check_mask(attention_mask, x, past_key_values, segment_ids is not None)
             checks.check_cache(self.encoding, past_key_values)
-            checks.check_cache_width(self.encoding, past_key_values)
+            checks.check_cache_width(self.encoding, past_key_values, self.local_layers)
             positions = build_positions(
                 self.encoding, x, attention_mask, position_ids, segment_ids, past_key_values, position_jumps
             )
@@ -283,6 +282,7 @@ class EquitapeForCausalLM(EquitapePreTrainedModel, GenerationMixin):
     def init_continuous_batching(self, *args: Any, **kwargs: Any) -> Any:
         """Serve many requests at once from a paged cache: the start of `generate_batch`."""
         checks.check_paged_cache(self.model.encoding.eval(), self.config._attn_implementation)
+        checks.check_uniform_layers(self.config, "Continuous batching", "use generate or vLLM")
         return ContinuousMixin.init_continuous_batching(PagedModel(self), *args, **kwargs)
 
     @can_return_tuple

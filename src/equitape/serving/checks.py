@@ -3,6 +3,9 @@
 from ..encodings import PositionalEncoding
 from ..model import EquitapeConfig
 
+ACTIVATIONS = ("silu", "swish", "gelu", "gelu_pytorch_tanh")
+"""Activations of the gated feed-forward layer that vLLM has under transformers' names."""
+
 
 def check_served(
     config: EquitapeConfig,
@@ -24,8 +27,15 @@ def check_served(
             f"vLLM cannot serve encoding {kind!r} with carried_frequencies: its projections give values and keys one "
             f"width; use generate_batch."
         )
-    if config.hidden_act != "silu":
-        raise ValueError(f"vLLM serves models with hidden_act 'silu', not {config.hidden_act!r}; use generate_batch.")
+    if config.hidden_act not in ACTIVATIONS:
+        raise ValueError(
+            f"vLLM serves models with hidden_act {', '.join(ACTIVATIONS)}, not {config.hidden_act!r}; "
+            f"use generate_batch."
+        )
+    if config.experts is not None:
+        raise ValueError("vLLM cannot serve mixtures of experts of this package yet; use generate_batch.")
+    if config.norm_offset not in (0, 1):
+        raise ValueError(f"vLLM's norms add 0 or 1 to their weights, not norm_offset {config.norm_offset}.")
     assert config.num_key_value_heads is not None
     for name, heads in (("query", config.num_attention_heads), ("key-value", config.num_key_value_heads)):
         if heads % tensor_parallel and (name == "query" or tensor_parallel % heads):
@@ -38,6 +48,8 @@ def check_served(
             f"A model with num_loops {config.num_loops} runs all blocks several times, so it cannot be split into "
             f"pipeline stages; use tensor parallelism."
         )
+    if config.local_encoding is not None and (config.num_loops > 1 or getattr(encoding, "has_clock", False)):
+        raise ValueError("vLLM serves no local_encoding together with num_loops above 1 or a clock; use generate.")
     if cache_dtype.startswith(("fp8", "int", "nvfp")) and keeps_numbers_in_keys(encoding):
         raise ValueError(
             f"Encoding {kind!r} keeps exact numbers in cached keys, which a cache in {cache_dtype!r} would round; "

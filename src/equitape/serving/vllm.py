@@ -1,35 +1,20 @@
-"""Equitape models as vLLM models: vLLM's linear layers, norms and paged attention, with equitape's encoding hooks.
+"""Equitape models as vLLM models: embeddings, the blocks of blocks.py, and the head.
 
-vLLM's kernels take values as wide as keys. A widened value goes through several attention layers with the same key, in
-parts of the width of the key: correct on every backend.
-
-Shapes: N tokens of all requests in one row, H and G query and key-value heads of this rank, D head dimension, W width
-of an attention layer, E columns added to the value.
+Shapes: N tokens of all requests in one row.
 """
 
 from collections.abc import Iterable
-from copy import copy
-from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad
 from vllm.compilation.decorators import support_torch_compile
 from vllm.config import VllmConfig
-from vllm.distributed import (
-    get_pp_group,
-    get_tensor_model_parallel_rank,
-    get_tensor_model_parallel_world_size,
-    tensor_model_parallel_all_gather,
-)
-from vllm.model_executor.layers.attention import Attention
-from vllm.model_executor.layers.layernorm import RMSNorm
-from vllm.model_executor.layers.linear import QKVParallelLinear, RowParallelLinear
+from vllm.distributed import get_pp_group, get_tensor_model_parallel_world_size
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm.model_executor.models.interfaces import SupportsPP, SupportsQuant
-from vllm.model_executor.models.llama import LlamaMLP, LlamaModel
+from vllm.model_executor.models.llama import LlamaModel
 from vllm.model_executor.models.utils import (
     AutoWeightsLoader,
     PPMissingLayer,
@@ -38,169 +23,10 @@ from vllm.model_executor.models.utils import (
     maybe_prefix,
 )
 from vllm.sequence import IntermediateTensors
-from vllm.v1.attention.selector import get_attn_backend
 
-from ..encodings import LayerEncoding, Positions, build_encoding
-from ..encodings.heads import Columns
-from ..nn.backends import equal_parts
-from ..nn.core import rotate
+from ..encodings import Positions, build_encoding
+from .blocks import EquitapeBlock, attention_width, make_norm
 from .checks import check_served
-from .sums import STEEPNESS, Sums
-
-WIDEST = 512
-
-
-def attention_width(needed: int, vllm_config: VllmConfig) -> int:
-    """The smallest head size from `needed` on that vLLM's attention supports on this machine."""
-    for width in range(-(-needed // 8) * 8, WIDEST + 1, 8):
-        try:
-            backend = get_attn_backend(width, torch.get_default_dtype(), vllm_config.cache_config.cache_dtype)
-        except ValueError:
-            continue
-        if backend.supports_head_size(width):
-            return width
-    raise ValueError(f"vLLM has no attention for keys of width {needed} on this machine; use generate_batch.")
-
-
-class EquitapeAttention(nn.Module):
-    """Attention of one block, with one set of vLLM layers per loop."""
-
-    def __init__(self, vllm_config: VllmConfig, encoding: LayerEncoding, width: int, scaling: float, prefix: str):
-        super().__init__()
-        config, quant = vllm_config.model_config.hf_config, vllm_config.quant_config
-        self.ranks, rank = get_tensor_model_parallel_world_size(), get_tensor_model_parallel_rank()
-        self.dim, self.width, self.scaling, self.encoding = config.head_dim, width, scaling, encoding
-        self.all_heads, self.all_groups = config.num_attention_heads, config.num_key_value_heads
-        self.heads, self.groups = self.all_heads // self.ranks, max(1, self.all_groups // self.ranks)
-        first = rank * self.all_groups // self.ranks
-        self.own = slice(first, first + self.groups)
-        self.own_heads = slice(rank * self.heads, (rank + 1) * self.heads)
-        self.qkv_proj = QKVParallelLinear(
-            config.hidden_size, self.dim, self.all_heads, self.all_groups,
-            bias=config.attention_bias, quant_config=quant, prefix=f"{prefix}.qkv_proj",
-        )  # fmt: skip
-        self.o_proj = RowParallelLinear(
-            self.all_heads * self.dim, config.hidden_size,
-            bias=config.attention_output_bias, quant_config=quant, prefix=f"{prefix}.o_proj",
-        )  # fmt: skip
-        if config.qk_norm:
-            self.q_norm, self.k_norm = (RMSNorm(self.dim, eps=config.rms_norm_eps) for _ in range(2))
-        block, blocks = extract_layer_index(prefix), config.geometry.num_layers
-        parts = -(-config.value_cache_dims[block] // width)
-        unlimited = copy(vllm_config.cache_config)
-        unlimited.sliding_window = None
-
-        def attention(loop: int, name: str, scale: float, windowed: bool) -> Attention:
-            slides = windowed and config.layer_types[loop * blocks + block] == "sliding_attention"
-            return Attention(
-                self.heads, width, scale, num_kv_heads=self.groups, cache_config=unlimited, quant_config=quant,
-                per_layer_sliding_window=config.sliding_window if slides else None,
-                prefix=f"{prefix}.{name}_loop{loop}",
-            )  # fmt: skip
-
-        self.parts = parts
-        self.attn = nn.ModuleList(
-            [
-                attention(loop, f"attn_part{part}", scaling, True)
-                for loop in range(config.num_loops)
-                for part in range(parts)
-            ]
-        )
-        self.columns = getattr(encoding, "num_columns", 0)
-        if encoding.keeps_sums:
-            self.sums = nn.ModuleList(
-                [
-                    Sums(attention(loop, "sums", STEEPNESS, False), self.heads, self.groups, width, self.columns)
-                    for loop in range(config.num_loops)
-                ]
-            )
-
-    def _sums(self, loop: int) -> Sums:
-        layer = self.sums[loop]
-        assert isinstance(layer, Sums)
-        return layer
-
-    def read_sums(self, positions: Positions, dtype: torch.dtype, loop: int) -> tuple[Tensor, Positions]:
-        """Columns of the last cached key of each token's request, [1, all groups, N, E], and positions that know where
-        requests start.
-        """
-        ids = positions.ids[0]
-        found, first = self._sums(loop).read(ids, dtype)
-        if self.ranks > 1:
-            # with fewer groups than ranks, neighbours hold the same one
-            copies = self.ranks * self.groups // self.all_groups
-            found = tensor_model_parallel_all_gather(found.contiguous(), dim=1)[:, ::copies]
-        runs = torch.arange(ids.shape[0], device=ids.device) - (ids - first)
-        return found.transpose(0, 1)[None], positions._replace(segments=runs[None])
-
-    def forward(self, x: Tensor, state: Tensor | None, positions: Positions, loop: int) -> tuple[Tensor, Tensor | None]:
-        """Returns the output [N, C] and the attention average of the added columns, [1, all heads, N, E] or None."""
-        qkv, _ = self.qkv_proj(x)
-        query, key, value = (
-            part.unflatten(-1, (-1, self.dim))
-            for part in qkv.split([self.heads * self.dim, self.groups * self.dim, self.groups * self.dim], dim=-1)
-        )
-        if hasattr(self, "q_norm"):
-            query, key = self.q_norm(query.contiguous()), self.k_norm(key.contiguous())
-        if state is not None and state.shape[1] > self.groups:
-            state = state[:, self.own]
-        carried = self.encoding("extra_values", state)
-        added = self._columns(x, positions, value.dtype, loop) if self.columns else None
-        query, key = rotate(self.encoding, query.transpose(0, 1)[None], key.transpose(0, 1)[None], state, added)
-        query, key = query.to(value.dtype), key.to(value.dtype)
-        query, key = (pad(y[0].transpose(0, 1), (0, self.width - y.shape[-1])).flatten(1) for y in (query, key))
-        if carried is not None:
-            value = torch.cat((value, carried[0].transpose(0, 1).expand(*value.shape[:2], -1).to(value.dtype)), dim=-1)
-        layers = islice(self.attn, loop * self.parts, (loop + 1) * self.parts)
-        parts = [
-            layer(query, key, part.flatten(1)).unflatten(-1, (self.heads, self.width))
-            for layer, part in zip(layers, equal_parts(value, self.width), strict=True)
-        ]
-        both = torch.cat(parts, dim=-1) if len(parts) > 1 else parts[0]
-        output, _ = self.o_proj(both[..., : self.dim].flatten(1))
-        if carried is None:
-            return output, None
-        attended = both[..., self.dim : value.shape[-1]]
-        if self.ranks > 1:
-            attended = tensor_model_parallel_all_gather(attended.contiguous(), dim=1)
-        return output, attended.transpose(0, 1)[None]
-
-    def _columns(self, x: Tensor, positions: Positions, dtype: torch.dtype, loop: int) -> Columns:
-        """Decay and clock: columns of queries and keys, for the heads of this rank out of all."""
-        last = None
-        if self.encoding.keeps_sums:
-            last, positions = self.read_sums(positions, dtype, loop)
-        columns: Columns = self.encoding("columns", x[None], positions, last, dtype, self.scaling)
-        if self.ranks > 1:
-            of_key = columns.key.expand(-1, self.all_groups, -1, -1)[:, self.own]
-            columns = columns._replace(query=columns.query[:, self.own_heads], key=of_key)
-        if self.encoding.keeps_sums:
-            new = columns.key.expand(-1, self.groups, x.shape[0], -1)[0].transpose(0, 1)
-            new = self._sums(loop).write(positions.ids[0], new).transpose(0, 1)[None]
-            columns = columns._replace(key=new)
-        return columns
-
-
-class EquitapeBlock(nn.Module):
-    """(tokens, state) -> (tokens, state)."""
-
-    def __init__(self, vllm_config: VllmConfig, encoding: LayerEncoding, width: int, scaling: float, prefix: str):
-        super().__init__()
-        config = vllm_config.model_config.hf_config
-        self.self_attn = EquitapeAttention(vllm_config, encoding, width, scaling, f"{prefix}.self_attn")
-        self.mlp = LlamaMLP(
-            config.hidden_size, config.intermediate_size, config.hidden_act, vllm_config.quant_config,
-            bias=config.mlp_bias, prefix=f"{prefix}.mlp",
-        )  # fmt: skip
-        self.input_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-
-    def forward(self, x: Tensor, state: Tensor | None, positions: Positions, loop: int) -> tuple[Tensor, Tensor | None]:
-        output, attended = self.self_attn(self.input_layernorm(x), state, positions, loop)
-        x = x + output
-        normed = self.post_attention_layernorm(x)
-        fed = self.mlp(normed)
-        return x + fed, self.self_attn.encoding("update", state, attended, normed[None], fed[None])
 
 
 @support_torch_compile
@@ -214,11 +40,15 @@ class EquitapeModel(nn.Module):
         config = self.config = vllm_config.model_config.hf_config
         geometry, group = config.geometry, get_pp_group()
         self.encoding = build_encoding(config.encoding, geometry).eval()
-        check_served(
-            config, self.encoding, get_tensor_model_parallel_world_size(), group.world_size,
-            str(vllm_config.cache_config.cache_dtype),
-        )  # fmt: skip
-        scaling = config.head_dim**-0.5 * self.encoding.score_scale
+        self.local_encoding, self.local_layers = self.encoding, frozenset(config.local_layers)
+        if config.local_encoding is not None:
+            self.local_encoding = build_encoding(config.local_encoding, geometry).eval()
+        for encoding in (self.encoding, self.local_encoding):
+            check_served(
+                config, encoding, get_tensor_model_parallel_world_size(), group.world_size,
+                str(vllm_config.cache_config.cache_dtype),
+            )  # fmt: skip
+        scaling = config.query_scale or config.head_dim**-0.5
         width = attention_width(max(config.key_cache_dims), vllm_config)
         embeds = group.is_first_rank or (config.tie_word_embeddings and group.is_last_rank)
         self.embed_tokens = PPMissingLayer()
@@ -228,16 +58,21 @@ class EquitapeModel(nn.Module):
             )
 
         def block(prefix: str) -> EquitapeBlock:
-            encoding = self.encoding.layer(extract_layer_index(prefix))
-            return EquitapeBlock(vllm_config, encoding, width, scaling, prefix)
+            index = extract_layer_index(prefix)
+            encoding = self.local_encoding if index in self.local_layers else self.encoding
+            return EquitapeBlock(vllm_config, encoding.layer(index), width, scaling * encoding.score_scale, prefix)
 
         self.start_layer, self.end_layer, self.layers = make_layers(
             geometry.num_layers, block, prefix=f"{prefix}.layers"
         )
-        self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps) if group.is_last_rank else PPMissingLayer()
+        self.norm = make_norm(config.hidden_size, config) if group.is_last_rank else PPMissingLayer()
 
     def embed_input_ids(self, input_ids: Tensor | None) -> Tensor:
-        return self.embed_tokens(input_ids)
+        x: Tensor = self.embed_tokens(input_ids)
+        if self.config.embedding_scale is None:
+            return x
+        # rounded to the dtype of the weights, as Gemma does
+        return x * torch.tensor(self.config.embedding_scale, dtype=x.dtype, device=x.device)
 
     def make_empty_intermediate_tensors(
         self, batch_size: int, dtype: torch.dtype, device: torch.device
@@ -251,7 +86,8 @@ class EquitapeModel(nn.Module):
 
     def _positions(self, ids: Tensor) -> Positions:
         """Every request starts at 0."""
-        origin = torch.zeros_like(ids[None, :1]) if self.encoding.needs_extent else None
+        counts = self.encoding.needs_extent or self.local_encoding.needs_extent
+        origin = torch.zeros_like(ids[None, :1]) if counts else None
         return Positions(ids=ids[None], origin=origin)
 
     def _state(self, ids: Tensor, drift: Tensor | None, dtype: torch.dtype) -> Tensor | None:
@@ -279,12 +115,16 @@ class EquitapeModel(nn.Module):
         else:
             assert intermediate_tensors is not None
             x, state = intermediate_tensors["hidden_states"], self._received(intermediate_tensors)
+        local_state = self.local_encoding("initial_state", places, x.dtype) if self.local_layers else None
         inputs = x
         for loop in range(self.config.num_loops):
             if loop:
                 x = x + inputs
-            for block in islice(self.layers, self.start_layer, self.end_layer):
-                x, state = block(x, state, places, loop)
+            for index in range(self.start_layer, self.end_layer):
+                if index in self.local_layers:
+                    x, _ = self.layers[index](x, local_state, places, loop)
+                else:
+                    x, state = self.layers[index](x, state, places, loop)
         if get_pp_group().is_last_rank:
             return self.norm(x)
         tensors = {"hidden_states": x}
@@ -321,7 +161,7 @@ class EquitapeForCausalLM(nn.Module, SupportsPP, SupportsQuant):
             )  # fmt: skip
             if config.tie_word_embeddings:
                 self.lm_head = self.lm_head.tie_weights(self.model.embed_tokens)
-        self.logits_processor = LogitsProcessor(config.vocab_size)
+        self.logits_processor = LogitsProcessor(config.vocab_size, soft_cap=config.logit_softcap)
         self.make_empty_intermediate_tensors = self.model.make_empty_intermediate_tensors
 
     def embed_input_ids(self, input_ids: Tensor) -> Tensor:
