@@ -9,6 +9,8 @@ from torch import distributed as dist
 
 from cases import build, draw_tokens, gap
 from equitape.model.context_parallel import context_parallel
+from equitape.nn.ring import load_engine
+from equitape.scale.costs import ModelCosts
 from processes import run_processes
 
 LENGTH = 48
@@ -86,9 +88,34 @@ def measure(folder):
     results = {}
     for case in CASES[dist.get_world_size()]:
         results[case] = together(build(case, dtype=torch.float32), tokens_of(), **extra_inputs(case))
+    results["bytes"] = count_bytes()
     results["steps"] = train(together, STEPS[dist.get_world_size()])
     if dist.get_rank() == 0:
         torch.save(results, folder / "results.pt")
+
+
+def count_bytes():
+    """What this process sends in a forward and a backward pass."""
+    engine, sent = load_engine(), []
+    create = engine._create_rotater
+
+    def watched(*given, **options):
+        rotater = create(*given, **options)
+        exchange, gathers = rotater.exchange_buffers, isinstance(rotater, engine._AllGatherRotater)
+
+        def count(buffer):
+            # gathering sends once, to all others
+            if not gathers or rotater._aggregated_buffer is None:
+                sent.append(buffer.nbytes * (dist.get_world_size() - 1 if gathers else 1))
+            exchange(buffer)
+
+        rotater.exchange_buffers = count
+        return rotater
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "_create_rotater", watched)
+        together(build("tape2", dtype=torch.float32), tokens_of())
+    return sum(sent)
 
 
 def train(run, steps):
@@ -106,11 +133,11 @@ def train(run, steps):
 def results(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("parts")
     run_processes(request.param, measure, folder)
-    return torch.load(folder / "results.pt")
+    return {**torch.load(folder / "results.pt"), "processes": request.param}
 
 
 def test_logits_and_gradients_are_those_of_one_process(results):
-    for case in [case for case in results if case != "steps"]:
+    for case in [case for case in results if case not in ("steps", "bytes", "processes")]:
         logits, loss, grads = results[case]
         extra = extra_inputs(case)
         exact = alone(build(case), tokens_of(), **extra)
@@ -126,6 +153,13 @@ def test_logits_and_gradients_are_those_of_one_process(results):
             error, plain_error = (found[name] - truth).norm(), (usual[name] - truth).norm()
             slack = (SLACK if truth.numel() > 16 else FEW) * truth.norm()
             assert error <= times * plain_error + slack, f"{case}, {name}: {error}, alone {plain_error}"
+
+
+def test_the_ring_sends_what_plans_say(results):
+    """Keys and widened values of grouped heads once, and their gradients."""
+    costs, processes = ModelCosts(build("tape2").config), results["processes"]
+    ahead, back = costs.ring(LENGTH, processes, 4), costs.ring_backward(LENGTH, processes, 4)
+    assert results["bytes"] == 2 * (ahead + back)
 
 
 def test_losses_are_those_of_one_process(results):

@@ -78,6 +78,16 @@ def test_operations_are_what_torch_counts(case):
         assert ModelCosts(config).forward(ROWS, LENGTH, causal=False).total == operations
 
 
+def test_a_token_passes_some_experts_and_local_layers_carry_nothing():
+    experts = {"family": "mixtral", "layers": [0, 2], "intermediate_size": 48, "num_local_experts": 4}
+    config, operations = counted("tape", experts={**experts, "num_experts_per_tok": 2})
+    assert ModelCosts(config).forward(ROWS, LENGTH, causal=False).total == operations
+    local = tiny_config("tape", sliding_window=5, sliding_layers=[0], local_encoding={"kind": "rope"})
+    costs, tape = ModelCosts(local), ModelCosts(tiny_config("tape"))
+    assert costs.parameters == EquitapeForCausalLM(local).num_parameters()
+    assert tape.cache(2) - costs.cache(2) == 2 * local.num_key_value_heads * local.head_dim
+
+
 def test_operations_of_loops_and_windows():
     config, operations = counted("tape", num_hidden_layers=6, num_loops=2)
     assert ModelCosts(config).forward(ROWS, LENGTH, causal=False).total == operations

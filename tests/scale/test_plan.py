@@ -12,7 +12,7 @@ from equitape import EquitapeForCausalLM
 from equitape.bench.shapes import SHAPES
 from equitape.cli import app
 from equitape.scale import plan
-from equitape.scale.costs import ModelCosts
+from equitape.scale.costs import ModelCosts, pairs
 from equitape.scale.layouts import Layout, best_training, layouts, plan_training
 from equitape.scale.machines import GPUS
 
@@ -39,10 +39,15 @@ def test_a_split_row_takes_less_memory_and_the_same_work():
     )
     assert shared.memory.activations == alone.memory.activations / 8
     assert shared.memory.weights == alone.memory.weights
-    assert 8 * shared.operations == alone.operations
+    # the ring has two calls for a wide value, and each computes its scores: forward, recomputed and backward
+    scores = sum(len(costs.blocks[:-1]) * 64 * passes for passes in (1, 1, 3))
+    assert 8 * shared.operations - alone.operations == pytest.approx(2 * pairs(131072) * costs.heads * scores)
     assert (alone.tokens, shared.tokens) == (8 * 131072, 131072)
-    # keys and values of an eighth of the row visit seven GPUs: forward, recomputed, and twice as much backward
-    assert shared.ring_bytes == 4 * 7 * (131072 // 8) * costs.cache(2)
+    # keys and values of an eighth of the row visit seven GPUs: forward, recomputed and backward
+    visits = 3 * 7 * (131072 // 8) * costs.cache(2)
+    # their gradients, in float32, visit all eight
+    assert shared.ring_bytes == visits + 8 * (131072 // 8) * costs.cache(4)
+    assert shared.memory.gathered - alone.memory.gathered == 131072 * 2 * 3 * costs.groups * costs.head_dim
     assert alone.ring_bytes == 0
 
 

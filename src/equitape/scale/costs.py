@@ -8,6 +8,7 @@ heads, D head dimension, b bytes per number.
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -44,7 +45,9 @@ class Block:
     """Columns of a value, the carried state included."""
     parameters: int
     matrices: int
-    """Weights of its matrices without the encoding."""
+    """Weights of the matrices that a token passes, without the encoding."""
+    inner: int
+    """Inner columns of the feed-forward layers that a token passes."""
     encoding_operations: int
     """Operations per token of the encoding's matrices."""
     gates: int
@@ -59,6 +62,16 @@ class Block:
     window: int | None
 
 
+class Experts(NamedTuple):
+    """A layer's mixture of experts."""
+
+    count: int
+    used: int
+    """By each token."""
+    inner: int
+    """Inner columns of each."""
+
+
 class ModelCosts:
     """The costs of a decoder. No weight is made."""
 
@@ -70,27 +83,35 @@ class ModelCosts:
         self.heads, self.groups, self.head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
         with torch.device("meta"):
             self.encoding = build_encoding(config.encoding, config.geometry)
-            layers = [self.encoding.layer(index) for index in range(config.geometry.num_layers)]
+            self._encodings = [self.encoding] * config.geometry.num_layers
+            if isinstance(config.local_encoding, dict):
+                local = build_encoding(config.local_encoding, config.geometry)
+                for index in config.local_layers:
+                    self._encodings[index % len(self._encodings)] = local
+            layers = [encoding.layer(index) for index, encoding in enumerate(self._encodings)]
         self.encoding_parameters = sum(each.numel() for each in self.encoding.parameters())
         self.loops = config.num_loops
         self.layers = [self._block(index, layer) for index, layer in enumerate(layers)]
 
     def _block(self, index: int, layer: LayerEncoding) -> Block:
-        config, parameters = self.config, dict(layer.named_parameters())
-        operations = self._encoding_operations(parameters, self.encoding.carried_columns[index] or self.head_dim)
+        config, parameters, encoding = self.config, dict(layer.named_parameters()), self._encodings[index]
+        carried, experts = encoding.value_columns[index], self._experts(index)
+        operations = self._encoding_operations(parameters, encoding.carried_columns[index] or self.head_dim)
         # a value that makes room for the state has narrower projections
         narrower = self.width * layer.value_room * (self.heads + self.groups)
         extra = self._extra(index) - narrower - self.groups * layer.value_room * config.attention_bias
+        inner, scored = (experts.used * experts.inner, experts.count) if experts else (self.inner, 0)
         return Block(
-            key_width=self.head_dim + self.encoding.key_columns[index],
-            value_width=self.head_dim + self.encoding.value_columns[index],
+            key_width=self.head_dim + encoding.key_columns[index],
+            value_width=self.head_dim + carried,
             parameters=sum(each.numel() for each in parameters.values()) + self._plain_parameters + extra,
-            matrices=self._projections - narrower,
+            matrices=self._projections - narrower + self.width * (3 * (inner - self.inner) + scored),
+            inner=inner,
             encoding_operations=operations,
             gates=parameters["gate.weight"].shape[0] if "gate.weight" in parameters else 0,
-            updates=bool(self.encoding.has_field and operations),
+            updates=bool(encoding.has_field and operations),
             moves=hasattr(layer, "move_gain"),
-            calls=2 if self.encoding.value_columns[index] and self.head_dim >= SPLIT_HEAD_DIM else 1,
+            calls=2 if carried and self.head_dim >= SPLIT_HEAD_DIM else 1,
             rotates=type(layer).rotate is not LayerEncoding.rotate,
             window=config.sliding_window if config.layer_types[index] == "sliding_attention" else None,
         )
@@ -131,11 +152,20 @@ class ModelCosts:
         config, extra = self.config, 2 * self.width if self.config.norms == "both" else 0
         if config.qk_norm and config.qk_norm_joint:
             extra += self.head_dim * (self.heads + self.groups - 2)
-        if config.experts is not None and index in config.experts["layers"]:
-            count = config.experts.get("num_experts") or config.experts["num_local_experts"]
-            inner = config.experts.get("moe_intermediate_size") or self.inner
-            extra += 3 * self.width * (count * inner - self.inner) + count * self.width
+        experts = self._experts(index)
+        if experts is not None:
+            extra += 3 * self.width * (experts.count * experts.inner - self.inner) + experts.count * self.width
         return extra
+
+    def _experts(self, index: int) -> Experts | None:
+        given = self.config.experts
+        if given is None or index not in given["layers"]:
+            return None
+        return Experts(
+            count=given.get("num_experts") or given["num_local_experts"],
+            used=given["num_experts_per_tok"],
+            inner=given.get("moe_intermediate_size") or self.inner,
+        )
 
     @cached_property
     def blocks(self) -> list[Block]:
@@ -168,15 +198,16 @@ class ModelCosts:
             attention += 2 * rows * seen * self.heads * (block.key_width + block.value_width)
         return Operations(matrix=matrix, attention=attention)
 
-    def attention(self, rows: int, length: int) -> tuple[float, float]:
+    def attention(self, rows: int, length: int, ring: bool = False) -> tuple[float, float]:
         """Operations of attention's kernels in training, forward and backward.
 
         The backward pass computes scores again, then gradients of query, key, value and weights. Every call computes
-        its scores.
+        its scores. ring: the kernel of split rows has one call for every part of the value as wide as the key.
         """
         forward = backward = 0.0
         for block in self.blocks:
-            seen, keys = 2 * rows * pairs(length, block.window) * self.heads, block.calls * block.key_width
+            calls = -(-block.value_width // block.key_width) if ring else block.calls
+            seen, keys = 2 * rows * pairs(length, block.window) * self.heads, calls * block.key_width
             forward += seen * (keys + block.value_width)
             backward += seen * (3 * keys + 2 * block.value_width)
         return forward, backward
@@ -185,10 +216,10 @@ class ModelCosts:
         """Bytes per token that a block keeps for its backward pass. size: b."""
         if compiled:
             # tokens before both norms, both normalised; gate, up and their product
-            plain = size * (4 * self.width + 3 * self.inner)
+            plain = size * (4 * self.width + 3 * block.inner)
         else:
             # every norm keeps float32 tokens, and them normalised before and after its weight
-            plain = 2 * (FLOAT32 + 2 * size) * self.width + 4 * size * self.inner
+            plain = 2 * (FLOAT32 + 2 * size) * self.width + 4 * size * block.inner
         carried = block.value_width - self.head_dim
         # two calls join their results; on the CPU, every wide value takes two
         splits = block.calls > 1 or (carried > 0 and not cuda)
@@ -232,6 +263,16 @@ class ModelCosts:
         visit all others.
         """
         return tokens // processes * (processes - 1) * self.cache(size)
+
+    def ring_backward(self, tokens: int, processes: int, size: int) -> int:
+        """The same of the backward pass: keys and values once more, and their gradients, which come home in float32."""
+        if processes == 1:
+            return 0
+        return self.ring(tokens, processes, size) + tokens * self.cache(FLOAT32)
+
+    def gathered_row(self, size: int) -> int:
+        """Bytes per token of a row that a block holds while the row is split: torch's ring gathers keys and values."""
+        return size * self.groups * max(block.key_width + block.value_width for block in self.blocks)
 
 
 def pairs(length: int, window: int | None = None) -> int:

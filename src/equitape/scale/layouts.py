@@ -29,7 +29,7 @@ class Memory:
     activations: float
     logits: float
     gathered: float
-    """Whole weights of sharded blocks."""
+    """Whole weights of sharded blocks, and keys and values of whole rows in the running block."""
     peak: float
     """The most at one time: where the backward pass begins, or where it ends."""
 
@@ -110,12 +110,13 @@ def training_memory(
     size: int = HALF,
     trained: int | None = None,
     shards: int = 1,
+    parts: int = 1,
 ) -> Memory:
     """The memory of one process that reads `tokens` tokens at a time.
 
     precision: mixed trains float32 weights, bfloat16 has all weights and averages in the dtype of the computation.
     size: bytes per number of the computation. trained: weights that train. Default: all; frozen ones have the dtype of
-    the computation. shards: processes that share weights, gradients and optimizer.
+    the computation. shards: processes that share weights, gradients and optimizer. parts: processes that share rows.
     """
     kept = FULL if precision == "mixed" else size
     everything = trained is None
@@ -129,6 +130,8 @@ def training_memory(
         largest = max(layer.parameters for layer in costs.layers)
         tables = costs.embedding_parameters * (1 if costs.config.tie_word_embeddings else 2)
         gathered = (GATHERED_BLOCKS * largest + tables) * size
+    if parts > 1:
+        gathered += tokens * parts * costs.gathered_row(size)
     optimizer, gradients = 2 * trained * kept, trained * kept
     options = {"compiled": compiled, "cuda": cuda}
     activations = tokens * (costs.kept_checkpoints(size) if checkpointing else costs.kept(size, **options))
@@ -164,19 +167,19 @@ def plan_training(
         precision=precision,
         checkpointing=layout.checkpointing,
         shards=gpus if layout.sharded else 1,
+        parts=parts,
     )
     forwards = 2 if layout.checkpointing else 1
     # the backward pass of a matrix product has two
     matrix = costs.forward(rows, length).matrix * (forwards + 2) / parts
-    ahead, back = costs.attention(rows, length)
+    ahead, back = costs.attention(rows, length, ring=parts > 1)
     attention = (ahead * forwards + back) / parts
     kept = FULL if precision == "mixed" else HALF
     own = costs.parameters / (gpus if layout.sharded else 1)
     # the optimizer reads weight, gradient and averages, and writes all but the gradient
     moved = PASSES * (1 + (forwards - 1) / 3) * tokens * (costs.kept(HALF) + costs.logits(HALF)) + 7 * own * kept
     compute = gpu.matrix_seconds(matrix) + gpu.attention_seconds(attention, costs.head_dim) + gpu.moving_seconds(moved)
-    # the backward pass sends keys and values again, and their gradients
-    ring = rows * costs.ring(length, parts, HALF) * (forwards + 2)
+    ring = rows * (forwards * costs.ring(length, parts, HALF) + costs.ring_backward(length, parts, HALF))
     gather = 0.0
     if gpus > 1:
         # sharded weights are gathered by both passes; gradients are summed in the weights' dtype
