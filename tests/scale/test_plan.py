@@ -9,18 +9,18 @@ from typer.testing import CliRunner
 
 from cases import tiny_config
 from equitape import EquitapeForCausalLM
-from equitape.bench.shapes import SHAPES
 from equitape.cli import app
 from equitape.scale import plan
 from equitape.scale.costs import ModelCosts, pairs
 from equitape.scale.layouts import Layout, best_training, layouts, plan_training
 from equitape.scale.machines import GPUS
+from equitape.scale.planning import NAMED
 
 H200 = GPUS["h200"]
 
 
 def costs_of(name, encoding="tape", length=131072):
-    return ModelCosts(SHAPES[name].config(encoding, "sdpa", length))
+    return ModelCosts(NAMED[name].config(encoding, "sdpa", length))
 
 
 def call(*arguments):
@@ -39,9 +39,7 @@ def test_a_split_row_takes_less_memory_and_the_same_work():
     )
     assert shared.memory.activations == alone.memory.activations / 8
     assert shared.memory.weights == alone.memory.weights
-    # the ring has two calls for a wide value, and each computes its scores: forward, recomputed and backward
-    scores = sum(len(costs.blocks[:-1]) * 64 * passes for passes in (1, 1, 3))
-    assert 8 * shared.operations - alone.operations == pytest.approx(2 * pairs(131072) * costs.heads * scores)
+    assert 8 * shared.operations == alone.operations
     assert (alone.tokens, shared.tokens) == (8 * 131072, 131072)
     # keys and values of an eighth of the row visit seven GPUs: forward, recomputed and backward
     visits = 3 * 7 * (131072 // 8) * costs.cache(2)
@@ -49,6 +47,13 @@ def test_a_split_row_takes_less_memory_and_the_same_work():
     assert shared.ring_bytes == visits + 8 * (131072 // 8) * costs.cache(4)
     assert shared.memory.gathered - alone.memory.gathered == 131072 * 2 * 3 * costs.groups * costs.head_dim
     assert alone.ring_bytes == 0
+
+
+def test_the_ring_computes_scores_for_every_part_of_a_wide_value():
+    costs = costs_of("155m")
+    whole, split = (costs.attention(1, 1024, ring=ring) for ring in (False, True))
+    scores = 2 * pairs(1024) * costs.heads * 64 * 11
+    assert (split[0] - whole[0], split[1] - whole[1]) == (scores, 3 * scores)
 
 
 def test_the_cache_of_tape_is_wider_where_it_carries():
@@ -68,6 +73,12 @@ def test_the_best_layout_fits_and_no_shorter_ring_is_nearly_as_fast():
     shorter = [each for each in others if each.fits and each.layout.context_parallel < best.layout.context_parallel]
     assert all(each.tokens_per_second < 0.9 * most for each in shorter)
     assert not all(each.fits for each in others)
+
+
+def test_nothing_is_sharded_where_everything_fits():
+    small, large = (best_training(costs_of(name), H200, 8, 1, 4096).layout for name in ("155m", "7b"))
+    assert (small.context_parallel, small.sharded) == (1, False)
+    assert large.sharded
 
 
 def test_a_row_that_cannot_be_split_stays_whole():

@@ -58,7 +58,7 @@ def plan_cells(plan: Plan) -> dict[str, str]:
         "weights per GPU": gibibytes(memory.weights),
         "optimizer per GPU": gibibytes(memory.optimizer),
         "gradients per GPU": gibibytes(memory.gradients),
-        "gathered weights per GPU": gibibytes(memory.gathered),
+        "gathered weights, keys and values per GPU": gibibytes(memory.gathered),
         "activations per GPU": gibibytes(memory.activations),
         "logits per GPU": gibibytes(memory.logits),
         "peak per GPU": gibibytes(memory.peak) + ("" if training.fits else " (too much)"),

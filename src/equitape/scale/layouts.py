@@ -218,8 +218,8 @@ def best_training(
     parts: int | None = None,
     checkpointing: bool | None = None,
 ) -> TrainingPlan:
-    """Of the layouts that fit and have nearly the most tokens per second, the one with the fewest GPUs per row; if none
-    fits, the one with the least memory.
+    """Of the layouts that fit and have nearly the most tokens per second, the simplest: the fewest GPUs per row, then
+    whole weights on every GPU. If none fits, the one with the least memory.
 
     parts, checkpointing: what the layout must have. Default: anything.
     """
@@ -232,7 +232,9 @@ def best_training(
     if fitting:
         fast = NEARLY * max(plan.tokens_per_second for plan in fitting)
         nearly = [plan for plan in fitting if plan.tokens_per_second >= fast]
-        return min(nearly, key=lambda plan: (plan.layout.context_parallel, -plan.tokens_per_second))
+        return min(
+            nearly, key=lambda plan: (plan.layout.context_parallel, plan.layout.sharded, -plan.tokens_per_second)
+        )
     return min(plans, key=lambda plan: plan.memory.peak)
 
 
