@@ -65,7 +65,7 @@ class Block:
 class Experts(NamedTuple):
     """A layer's mixture of experts."""
 
-    count: int
+    total: int
     used: int
     """By each token."""
     inner: int
@@ -100,7 +100,7 @@ class ModelCosts:
         # a value that makes room for the state has narrower projections
         narrower = self.width * layer.value_room * (self.heads + self.groups)
         extra = self._extra(index) - narrower - self.groups * layer.value_room * config.attention_bias
-        inner, scored = (experts.used * experts.inner, experts.count) if experts else (self.inner, 0)
+        inner, scored = (experts.used * experts.inner, experts.total) if experts else (self.inner, 0)
         return Block(
             key_width=self.head_dim + encoding.key_columns[index],
             value_width=self.head_dim + carried,
@@ -154,7 +154,7 @@ class ModelCosts:
             extra += self.head_dim * (self.heads + self.groups - 2)
         experts = self._experts(index)
         if experts is not None:
-            extra += 3 * self.width * (experts.count * experts.inner - self.inner) + experts.count * self.width
+            extra += 3 * self.width * (experts.total * experts.inner - self.inner) + experts.total * self.width
         return extra
 
     def _experts(self, index: int) -> Experts | None:
@@ -162,7 +162,7 @@ class ModelCosts:
         if given is None or index not in given["layers"]:
             return None
         return Experts(
-            count=given.get("num_experts") or given["num_local_experts"],
+            total=given.get("num_experts") or given["num_local_experts"],
             used=given["num_experts_per_tok"],
             inner=given.get("moe_intermediate_size") or self.inner,
         )
