@@ -49,7 +49,7 @@ def place(images, side, seed):
 
 
 def main(arguments=None):
-    chosen = parse(__doc__, arguments, train=8000, test=1000, epochs=4, width=64, layers=3)
+    chosen = parse(__doc__, arguments, KINDS, data=True, train=8000, test=1000, epochs=4, width=64, layers=3)
     images, labels = read(chosen.data, 10_000)
     first, last = slice(0, chosen.train), slice(len(labels) - chosen.test, None)
     tested, answers = images[last], labels[last]
@@ -65,7 +65,7 @@ def main(arguments=None):
             row[f"canvas {side}"] = accuracy(predict(model, place(tested, side, seed=0), PATCH), answers)
         return row
 
-    return report(compare(chosen.kinds or KINDS, chosen.seeds, run), chosen, "python examples/images.py")
+    return report(compare(chosen.kinds, chosen.seeds, run), chosen, "python examples/images.py")
 
 
 if __name__ == "__main__":

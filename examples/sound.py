@@ -52,7 +52,7 @@ def spectrograms(clips):
 
 
 def main(arguments=None):
-    chosen = parse(__doc__, arguments, epochs=20, width=64, layers=3)
+    chosen = parse(__doc__, arguments, KINDS, data=True, epochs=20, width=64, layers=3)
     recordings = read(chosen.data)
     parts = {held: [(sound, digit) for sound, digit, test in recordings if test == held] for held in (False, True)}
     labels = {held: torch.tensor([digit for _, digit in own]) for held, own in parts.items()}
@@ -86,7 +86,7 @@ def main(arguments=None):
         row["1.28 s, two digits"] = 100 * (best == digits.sort(-1).values).all(-1)[differ].double().mean().item()
         return row
 
-    return report(compare(chosen.kinds or KINDS, chosen.seeds, run), chosen, "python examples/sound.py")
+    return report(compare(chosen.kinds, chosen.seeds, run), chosen, "python examples/sound.py")
 
 
 if __name__ == "__main__":

@@ -31,6 +31,13 @@ def test_one_token_computes_its_gates():
     assert gap(found, expected) < 1e-12
 
 
+def test_phasors_are_rope_s():
+    ids, frequencies = torch.tensor([[0, 3, 7]]), draw(4)
+    angles = ids[0, :, None] * frequencies
+    found = ops.phasors(ids, frequencies, torch.float64)
+    assert gap(found[0, 0], torch.cat((angles.cos(), angles.sin()), -1)) == 0
+
+
 def test_rotation_is_a_complex_product_with_its_gradients():
     query, key, field = draw(1, 4, 3, 8), draw(1, 2, 3, 8, seed=1), draw(1, 2, 3, 8, seed=2)
     turned, _ = ops.apply_rotary(query, key, field)
@@ -49,6 +56,7 @@ def test_rotation_is_a_complex_product_with_its_gradients():
         (lambda: ops.update_field(FIELD, ATTENDED, None, CARRY.T, None, None), "carry has shape [4, 2]; it must be [2, 4]"),
         (lambda: ops.move_field(FIELD, ATTENDED[:, :3], CARRY, CARRY), "attended has shape [3, 3, 5, 8], which does not fit"),
         (lambda: ops.apply_rotary(ATTENDED, ATTENDED[..., :4], FIELD), "key has shape [3, 4, 5, 4], which does not fit"),
+        (lambda: ops.phasors(draw(1, 5), draw(2, 4), torch.float64), "ids has shape [1, 5] and frequencies [2, 4]; they"),
         (
             lambda: ops.update_token(FIELD, ATTENDED, GATE, MIX_IN, CARRY, MIX_IN, MIX_OUT),
             "this operator takes one token per sequence",

@@ -6,6 +6,7 @@ half-split in real tensors: real parts in the first half of the last axis, imagi
 Shapes: B batch, N tokens, H query heads, G key-value heads, D head dimension, I mixer size, C hidden size.
 """
 
+import torch
 from torch import Tensor
 
 from . import kernels
@@ -13,7 +14,24 @@ from .encodings import phasors as fields
 
 __all__ = ["apply_rotary", "move_field", "phasors", "update_field", "update_token"]
 
-phasors = fields.phasors
+
+def phasors(ids: Tensor, frequencies: Tensor, dtype: torch.dtype) -> Tensor:
+    """The field of RoPE, exp(i theta_m p): [B, 1, N, D], the same for all heads.
+
+    Args:
+        ids: p, [B, N]; [B, G, N] if positions differ by head, which gives [B, G, N, D]; [B, N, A] with several axes.
+        frequencies: theta, [D / 2]; [A, D / 2] with several axes. Use float64: half precision rounds large angles.
+        dtype: Of the field.
+    """
+    several = frequencies.dim() == 2
+    if not (frequencies.dim() == 1 and ids.dim() in (2, 3)) and not (
+        several and ids.dim() == 3 and ids.shape[-1] == frequencies.shape[0]
+    ):
+        raise ValueError(
+            f"ids has shape {list(ids.shape)} and frequencies {list(frequencies.shape)}; they must be [B, N] or "
+            f"[B, G, N] and [D / 2], or with several axes [B, N, A] and [A, D / 2]."
+        )
+    return fields.phasors(ids, frequencies, dtype)
 
 
 def apply_rotary(query: Tensor, key: Tensor, field: Tensor) -> tuple[Tensor, Tensor]:

@@ -150,10 +150,11 @@ def test_a_window_on_two_axes_is_a_square(causal):
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        (lambda: grid_ids(3, 0), "The grid has sizes (3, 0); give one number of 1 or more per axis."),
+        (lambda: grid_ids(3, 0), "The grid has sizes (3, 0); give one whole number of 1 or more per axis."),
+        (lambda: token_ids(-1, 2), "There are -1 tokens on 2 axes; give 0 tokens or more, and 1 axis or more."),
         (
             lambda: join_ids(grid_ids(2, 2), token_ids(2, 3)),
-            "The parts have [2, 3] axes; all must have the same number.",
+            "The parts have shapes [[4, 2], [2, 3]]; each must be [N, A], all with the same number of axes A.",
         ),
     ],
 )

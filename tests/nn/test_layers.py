@@ -7,7 +7,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import DynamicCache, StaticCache
 
 from cases import build, draw_tokens, gap, randomise, tiny_config
-from equitape.nn import Attention, PositionalLayer, RotaryAttention, TapeAttention, make_encoding
+from equitape.nn import Attention, PositionalLayer, RotaryAttention, TapeAttention, make_encoding, widen
 
 SIZES = {"num_kv_heads": 2}
 IN_NN = [
@@ -177,14 +177,18 @@ MASKS = {
 }
 
 
-@pytest.mark.parametrize("name", MASKS)
-@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+@pytest.mark.parametrize(
+    ("name", "implementation"),
+    [*((name, each) for name in MASKS for each in ("sdpa", "eager")), ("near", "flex_attention")],
+)
 def test_every_mask_is_that_of_dense_attention(name, implementation):
     options, mask = MASKS[name]
     attention, x = layer(implementation=implementation, **options), draw(2, 12, 32)
-    state = attention.initial_state(INDEX[None], torch.float64)
-    for ours, theirs in zip(attention(x), dense(attention, x, mask, state), strict=True):
-        assert gap(ours, theirs) < 1e-12
+    state = attention.initial_state(INDEX, torch.float64)
+    # torch has no backward of FlexAttention on the CPU
+    with torch.no_grad():
+        for ours, theirs in zip(attention(x), dense(attention, x, mask, state), strict=True):
+            assert gap(ours, theirs) < 1e-12
 
 
 @pytest.mark.parametrize("form", ["blocks", "boolean", "additive"])
@@ -286,9 +290,37 @@ def test_a_layer_starts_as_rope_and_its_weights_are_initialised():
     assert tape.encoding.mix_in.std() > 0.1
 
 
-def test_the_last_layer_has_no_update():
+def test_the_last_layer_has_no_update_and_reads_no_features():
     last = TapeAttention(32, 4, layer=1, num_layers=2)
     assert list(last.encoding.parameters()) == []
+    state = torch.randn(2, 4, 6, 8)
+    assert last(X.float(), state, features=pytest.fail)[1] is state
+
+
+def test_a_layer_without_positions_passes_the_state_on():
+    state = standalone()(X)[1]
+    y, passed = standalone("nope")(X, state)
+    assert passed is state
+    assert y.shape == X.shape
+
+
+def test_a_later_layer_makes_the_state_of_a_context():
+    """A context that comes without a state, such as the output of another encoder, has the initial one."""
+    attention, context = layer(layer=1), draw(2, 5, 32)
+    state = attention.initial_state(torch.arange(5), torch.float64)
+    given = attention(X, FIELD, context=context, context_state=state)
+    for ours, theirs in zip(attention(X, FIELD, context=context), given, strict=True):
+        assert gap(ours, theirs) == 0
+
+
+def test_options_as_dictionaries_are_those_of_the_encoding():
+    scaling = {"kind": "linear", "factor": 4.0}
+    for kind, made in (
+        ("rope", RotaryAttention(32, 4, theta=500.0, scaling=scaling)),
+        ("tape", TapeAttention(32, 4, theta=500.0, scaling=scaling)),
+    ):
+        plain = Attention(32, 4, {"kind": kind, "theta": 500.0}).initial_state(torch.arange(6) / 4)
+        assert gap(made.initial_state(torch.arange(6)), plain) < 1e-6
 
 
 def test_checkpointed_layers_have_the_same_gradients():
@@ -310,48 +342,102 @@ def test_checkpointed_layers_have_the_same_gradients():
 
 
 def test_compiled_layers_agree():
-    attention, x = layer().float(), draw(2, 8, 32).float()
-    step = torch.compile(attention, fullgraph=True, backend="aot_eager")
-    for ours, theirs in zip(step(x), attention(x), strict=True):
-        assert gap(ours, theirs) < 1e-5
+    """For two lengths with one graph."""
+    attention = layer().float()
+    step = torch.compile(attention, fullgraph=True, backend="aot_eager", dynamic=True)
+    for length in (8, 11):
+        x = draw(2, length, 32).float()
+        for ours, theirs in zip(step(x), attention(x), strict=True):
+            assert gap(ours, theirs) < 1e-5
+
+
+X, FIELD = draw(2, 6, 32), draw(2, 2, 6, 8)
+PIECES = PositionalLayer(32, 4, "tape", **SIZES).double()
+
+
+def standalone(encoding="tape", **options):
+    """With the sizes of X."""
+    return Attention(32, 4, encoding, **{**SIZES, **options}).double()
 
 
 REFUSED = {
-    "x has shape [2, 6, 31]; it must be [B, N, 32]": lambda: layer()(draw(2, 6, 31)),
-    "positions has shape [7]; with 6 tokens in 2 rows it must be [6] or [2, 6]": lambda: layer()(
-        draw(2, 6, 32), positions=torch.arange(7)
+    "x has shape [2, 6, 31]; it must be a tensor [B, N, 32]": lambda: standalone()(X[..., 1:]),
+    "x is a list; it must be a tensor [B, N, 32]": lambda: standalone()([1, 2]),
+    "positions has shape [7]; with 6 tokens in 2 rows it must be a tensor [6] or [2, 6]": lambda: standalone()(
+        X, positions=torch.arange(7)
     ),
+    "positions is a list; with 6 tokens in 2 rows it must be a tensor": lambda: standalone()(X, positions=[0] * 6),
     "hidden_size 30 is not a multiple of num_heads 4": lambda: TapeAttention(30, 4),
     "head_dim must be even; it is 7": lambda: TapeAttention(28, 4),
-    "The encoding has 2 axes, so positions must be given": lambda: layer(num_axes=2)(draw(2, 6, 32)),
-    "positions has shape [6]; with 6 tokens in 2 rows and 2 axes it must be [6, 2] or [2, 6, 2]": lambda: layer(
+    "The encoding has 2 axes, so positions must be given": lambda: standalone(num_axes=2)(X),
+    "positions has shape [6]; with 6 tokens in 2 rows and 2 axes it must be a tensor [6, 2] or": lambda: standalone(
         num_axes=2
-    )(draw(2, 6, 32), positions=torch.arange(6)),
-    "The state has shape [2, 4, 6, 8], but this layer expects [2, 2, 6, 8]": lambda: layer()(
-        draw(2, 6, 32), draw(2, 4, 6, 8)
+    )(X, positions=torch.arange(6)),
+    "The state has shape [2, 4, 6, 8], but this layer expects [2, 2, 6, 8]": lambda: standalone()(X, draw(2, 4, 6, 8)),
+    "The state has shape [1, 1, 6, 8], but this layer expects [2, 2, 6, 8]": lambda: standalone()(
+        X, standalone("rope")(X)[1]
     ),
-    "Layer 1 got no state": lambda: layer(layer=1)(draw(2, 6, 32)),
-    "needs causal attention": lambda: layer("alibi", causal=False),
-    "cannot attend to a context": lambda: layer("alibi")(draw(2, 6, 32), context=draw(2, 5, 32)),
-    "takes ids of one axis, not 2; use one of 'rope', 'tape'": lambda: layer("xpos", num_axes=2),
-    "cannot have a decay or a clock": lambda: layer("tape2", num_axes=2),
+    "The state has shape [2, 2, 6, 8], but this layer expects [2, 1, 6, 8]": lambda: standalone("rope")(
+        X, standalone()(X)[1]
+    ),
+    "The state is a tuple, but this layer expects": lambda: standalone()(X, (FIELD,)),
+    "The state is torch.float32 and the tokens are torch.float64": lambda: standalone()(X, FIELD.float()),
+    "Layer 1 got no state": lambda: standalone(layer=1)(X),
+    "needs causal attention": lambda: standalone("alibi", causal=False),
+    "cannot attend to a context": lambda: standalone("alibi")(X, context=X[:, 1:]),
+    "context has 1 rows and x 2": lambda: standalone()(X, context=X[:1]),
+    "The context_state has shape [2, 2, 6, 8], but this layer expects [2, 2, 5, 8]": lambda: standalone()(
+        X, context=X[:, 1:], context_state=FIELD
+    ),
+    "belong to a context, which is missing": lambda: standalone()(X, context_state=FIELD),
+    "What features returned has shape [2, 6, 31]; it must be a tensor [2, 6, 32]": lambda: standalone()(
+        X, features=lambda y: y[..., 1:]
+    ),
+    "takes ids of one axis, not 2; use one of 'rope', 'tape'": lambda: standalone("xpos", num_axes=2),
+    "cannot have a decay or a clock": lambda: standalone("tape2", num_axes=2),
     "has 2 frequencies in head_dim 4, too few for 3 axes": lambda: RotaryAttention(8, 2, num_axes=3),
-    "Encoding 'learned' adds to the embeddings": lambda: layer("learned"),
-    "Encoding 't5' has weights that all layers share": lambda: layer("t5"),
-    "mask has shape [6, 5]; it must be [6, 6]": lambda: layer()(draw(2, 6, 32), mask=torch.ones(6, 5).bool()),
-    "A cache needs causal attention": lambda: layer(causal=False)(draw(2, 6, 32), cache=()),
-    "cannot use a cache here": lambda: layer("fox")(draw(2, 6, 32), cache=()),
-    "cache is a tuple of 1": lambda: layer()(draw(2, 6, 32), cache=(draw(1),)),
-    "Unknown keyword 'heads'": lambda: Attention(32, 4, heads=2),
-    "num_heads 4 is not a multiple of num_kv_heads 3": lambda: layer(num_kv_heads=3),
-    "its encoding was made for": lambda: layer(make_encoding("tape", 64, 4, 2)),
+    "Encoding 'learned' adds to the embeddings": lambda: standalone("learned"),
+    "Encoding 't5' has weights that all layers share": lambda: standalone("t5"),
+    "mask has shape [6, 5]; it must be [6, 6]": lambda: standalone()(X, mask=torch.ones(6, 5).bool()),
+    "mask is torch.int64; it must be torch.bool": lambda: standalone()(X, mask=torch.ones(6, 6).long()),
+    "A cache needs causal attention": lambda: standalone(causal=False)(X, cache=()),
+    "cannot use a cache here": lambda: standalone("fox")(X, cache=()),
+    "cache is a tuple of 1": lambda: standalone()(X, cache=(draw(1),)),
+    "cache is a list; it must be transformers' Cache or a tuple": lambda: standalone()(X, cache=[]),
+    "Unknown keyword 'dropuot'. Did you mean 'dropout'?": lambda: TapeAttention(32, 4, dropuot=0.1),
+    "Unknown keyword 'thet'. Did you mean 'theta'?": lambda: TapeAttention(32, 4, thet=100.0),
+    "dropout is 1.5; it must be": lambda: standalone(dropout=1.5),
+    "window is 2.5; it must be a whole number": lambda: standalone(window=2.5),
+    "num_heads 4 is not a multiple of num_kv_heads 3": lambda: standalone(num_kv_heads=3),
+    "The layer has hidden_size 32, but its encoding was made with 64": lambda: standalone(
+        make_encoding("tape", 64, 4, 2)
+    ),
+    "The layer has num_layers 5, but its encoding was made with 2": lambda: standalone(
+        make_encoding("tape", 32, 4, 2), num_layers=5
+    ),
+    "num_layers is 0; it must be a whole number of 1 or more": lambda: make_encoding("tape", 32, 4, 0),
     "layer is 2; the model has layers 0 to 1": lambda: TapeAttention(32, 4, layer=2, num_layers=2),
     "carried_frequencies needs a narrower value projection": lambda: PositionalLayer(
         32, 4, {"kind": "tape", "carried_frequencies": 2}
     ),
-    "The update needs what attention carried": lambda: PositionalLayer(32, 4).update(
-        torch.ones(1, 4, 3, 8), None, torch.ones(1, 3, 32)
+    "positions has shape [1, 6, 2]; it must be a tensor [N] or [B, N]": lambda: PIECES.initial_state(
+        torch.zeros(1, 6, 2)
     ),
+    "query has shape [2, 6, 4, 8]; it must be [B, 4, N, 8]": lambda: PIECES.apply_rotary(
+        draw(2, 6, 4, 8), FIELD, FIELD
+    ),
+    "key has shape [2, 2, 5, 8]; it must be [2, 2, 6, 8]": lambda: PIECES.apply_rotary(
+        draw(2, 4, 6, 8), FIELD[:, :, 1:], FIELD
+    ),
+    "value has shape [2, 6, 2, 8]; it must be [B, 2, N, 8]": lambda: PIECES.widen(draw(2, 6, 2, 8), FIELD),
+    "The state has shape [2, 2, 5, 8], but this layer expects": lambda: PIECES.widen(FIELD, FIELD[:, :, 1:]),
+    "value has shape [2, 2, 6, 8], and the columns to append [2, 2, 5, 8]": lambda: widen(FIELD, FIELD[:, :, 1:]),
+    "The output of attention has width 64; it must be [..., 16]": lambda: PIECES.split(draw(2, 6, 64)),
+    "The update needs what attention carried": lambda: PIECES.update(FIELD, None, X),
+    "carried has shape [2, 6, 4, 8]; with these features it must be [2, 4, 6, 8]": lambda: PIECES.update(
+        FIELD, draw(2, 6, 4, 8), X
+    ),
+    "features has shape [2, 6, 31]; it must be [B, N, 32]": lambda: PIECES.update(FIELD, draw(2, 4, 6, 8), X[..., 1:]),
 }
 
 

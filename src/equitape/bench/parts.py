@@ -114,5 +114,5 @@ class StandalonePart(AttentionPart):
             kept.append(self.finish(hidden, output))
             return kept[0]
 
-        _, updated = self.attention(hidden, state, positions=self.positions, features=features)
-        return (kept[0], updated) if self.updates else (kept[0],)
+        output, updated = self.attention(hidden, state, positions=self.positions, features=features)
+        return (kept[0], updated) if self.updates else (self.finish(hidden, output),)

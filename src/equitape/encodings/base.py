@@ -113,6 +113,11 @@ class LayerEncoding(HookedModule):
                 state_dict[f"{prefix}{name}"] = state_dict[f"{prefix}{name}"].reshape(1)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
+    @property
+    def updates_state(self) -> bool:
+        """Whether `update` changes the state; nothing needs to call it otherwise."""
+        return type(self).update is not LayerEncoding.update
+
     def rotate(self, query: Tensor, key: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
         """Apply positions to query [B, H, N, D] and key [B, G, N, D]; the returned key is cached."""
         return query, key

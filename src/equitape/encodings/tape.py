@@ -191,6 +191,10 @@ class TapeLayer(RotaryLayer):
             self.mix_out = nn.Parameter(torch.empty(*parts, groups, mixer))
             self.gate = AlignedLinear(geometry.hidden_size, mixer, bias=False)
 
+    @property
+    def updates_state(self) -> bool:
+        return self.moves or self.carries or self.mixes
+
     def reset_parameters(self, std: float) -> None:
         super().reset_parameters(std)
         scale = self.options.init_scale
@@ -213,7 +217,7 @@ class TapeLayer(RotaryLayer):
         self, state: Tensor | None, attended_state: Tensor | None, normed_hidden: Tensor, mlp_output: Tensor
     ) -> Tensor | None:
         assert state is not None
-        if not (self.moves or self.carries or self.mixes):
+        if not self.updates_state:
             return state
         if self.value_room:
             some = take_frequencies(state, self.value_room // 2)

@@ -80,7 +80,7 @@ def subject_of(model: Any) -> Subject:
         for layer in layers:
             layer.implementation = implementation
 
-    encoding = next((layer.model_encoding for layer in layers if layer.updates_state), layers[0].model_encoding)
+    encoding = next((layer.model_encoding for layer in layers if layer.state_changes), layers[0].model_encoding)
 
     def run_at(inputs: Tensor, ids: Tensor | None) -> Any:
         assert ids is not None

@@ -4,6 +4,7 @@ Shapes: B batch, N tokens, K keys, H query heads, G key-value heads, D head dime
 """
 
 from collections.abc import Callable
+from inspect import Parameter, signature
 from typing import Any, Unpack
 
 import torch
@@ -14,9 +15,9 @@ from transformers import Cache
 from ..encodings import Positions
 from ..encodings.frequencies import Scaling
 from ..encodings.positions import key_ids
-from .core import Attended, AttentionCore, AttentionMask, Context
+from .core import AttentionCore, AttentionMask, Context, describe
 from .ids import locate
-from .layer import Encoding, Pieces, Sizes, encoding_for_layer
+from .layer import Encoding, Pieces, Sizes, encoding_for_layer, refuse_unknown
 from .masks import behind, mask_function, materialise
 
 IMPLEMENTATIONS = ("sdpa", "eager", "flex_attention")
@@ -55,6 +56,12 @@ class LayerOptions(Sizes, total=False):
     qk_norm: bool
     dropout: float
     implementation: str
+
+
+def keywords(cls: type["Attention"]) -> set[str]:
+    """All keywords of a layer."""
+    named = {each.name for each in signature(cls).parameters.values() if each.kind is not Parameter.VAR_KEYWORD}
+    return named | set(LayerOptions.__annotations__)
 
 
 class Attention(Pieces, AttentionCore):
@@ -97,6 +104,7 @@ class Attention(Pieces, AttentionCore):
         implementation: str = "sdpa",
         **sizes: Unpack[Sizes],
     ):
+        refuse_unknown(sizes, keywords(type(self)))
         whole = encoding_for_layer(encoding, hidden_size, num_heads, layer, num_layers, sizes)
         if implementation not in IMPLEMENTATIONS or implementation not in whole.backends:
             able = ", ".join(repr(name) for name in IMPLEMENTATIONS if name in whole.backends)
@@ -106,8 +114,10 @@ class Attention(Pieces, AttentionCore):
                 f"Encoding {whole.kind!r} with these options needs causal attention; use causal=True, or 'rope' or "
                 f"'tape' without decay."
             )
-        if window is not None and window < 1:
-            raise ValueError(f"window is {window}; it must be 1 or more.")
+        if window is not None and (not isinstance(window, int) or window < 1):
+            raise ValueError(f"window is {window}; it must be a whole number of 1 or more.")
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout is {dropout}; it must be from 0 to below 1.")
         geometry = whole.geometry
         super().__init__(
             whole.layer(layer),
@@ -152,40 +162,61 @@ class Attention(Pieces, AttentionCore):
         context: [B, K, C], another sequence to attend to, with its state and positions (default for these: made as for
             x). Nothing but `mask` and the padding of context_positions hides its tokens.
         cache: transformers' Cache, or () and then the tuple that the last call returned.
-        features: makes what the update reads, [B, N, C], from the output. Default: the output over its root mean
-            square. `lambda y: norm(x + y)` with the norm after attention is what the equitape decoder has.
+        features: makes what the update reads, [B, N, C], from the output; called only in layers that update. Default:
+            the output over its root mean square. `lambda y: norm(x + y)` with the norm after attention is what the
+            equitape decoder has.
         """
         self._check_input("x", x)
         holder = TupleCache(cache) if isinstance(cache, tuple) else cache
         past = self._past_length(holder, context)
         located = self._locate(x, positions, segment_ids, padding_mask, past)
-        state, located = self._start(state, located, x)
-        other = None
-        if context is not None:
-            self._check_input("context", context)
-            there = self._locate(context, context_positions)
-            context_state, there = self._start(context_state, there, context)
-            other = Context(context, context_state, there)
+        if state is None and not (self.layer > 0 and self.state_changes):
+            state, located = self._start(located, x)
+        self.check_state(state, x.shape[0], x.shape[1], x.dtype)
+        other = self._context(x, context, context_state, context_positions)
         num_keys = self._num_keys(x, holder, past) if other is None else other.hidden.shape[1]
         allowed = self._mask(x, located, mask, past, num_keys, other)
         scaling = self.head_dim**-0.5 * self.model_encoding.score_scale
         found = self.attend(x, state, located, allowed, scaling, holder, self.layer, other)
-        read = self._features(found, features)
-        state = self.encoding("update", found.state, found.carried, read, read)
+        state = found.state
+        if self.updates_state:
+            read = self._features(found.output, features)
+            state = self.encoding("update", state, found.carried, read, read)
         return (found.output, state, holder.held) if isinstance(holder, TupleCache) else (found.output, state)
 
-    def _features(self, found: Attended, features: Callable[[Tensor], Tensor] | None) -> Tensor:
-        if features is not None:
-            return features(found.output)
-        return nn.functional.rms_norm(found.output, found.output.shape[-1:]) if self.updates_state else found.output
+    def _features(self, output: Tensor, features: Callable[[Tensor], Tensor] | None) -> Tensor:
+        if features is None:
+            return nn.functional.rms_norm(output, output.shape[-1:])
+        made = features(output)
+        if not isinstance(made, Tensor) or made.shape != output.shape:
+            raise ValueError(f"What features returned {describe(made)}; it must be a tensor {list(output.shape)}.")
+        return made
 
     def _check_input(self, name: str, x: Tensor) -> None:
-        if x.dim() != 3 or x.shape[-1] != self.geometry.hidden_size:
-            raise ValueError(f"{name} has shape {list(x.shape)}; it must be [B, N, {self.geometry.hidden_size}].")
+        if not isinstance(x, Tensor) or x.dim() != 3 or x.shape[-1] != self.geometry.hidden_size:
+            raise ValueError(f"{name} {describe(x)}; it must be a tensor [B, N, {self.geometry.hidden_size}].")
+
+    def _context(
+        self, x: Tensor, context: Tensor | None, state: Tensor | None, positions: Tensor | Positions | None
+    ) -> Context | None:
+        if context is None:
+            if state is not None or positions is not None:
+                raise ValueError("context_state and context_positions belong to a context, which is missing; pass it.")
+            return None
+        self._check_input("context", context)
+        if context.shape[0] != x.shape[0]:
+            raise ValueError(f"context has {context.shape[0]} rows and x {x.shape[0]}; they must have equally many.")
+        there = self._locate(context, positions)
+        if state is None:
+            state, there = self._start(there, context)
+        self.check_state(state, context.shape[0], context.shape[1], context.dtype, "context_state")
+        return Context(context, state, there)
 
     def _past_length(self, cache: Any, context: Tensor | None) -> int:
         if cache is None:
             return 0
+        if not isinstance(cache, Cache | TupleCache):
+            raise ValueError(f"cache is a {type(cache).__name__}; it must be transformers' Cache or a tuple.")
         refusal = self.model_encoding.cache_refusal
         if refusal is not None or self.model_encoding.keeps_sums:
             reason = refusal or "it continues running sums, which only the equitape decoder does"
@@ -220,13 +251,10 @@ class Attention(Pieces, AttentionCore):
             raise ValueError("Pass segment_ids and padding_mask to equitape.nn.locate, which made these positions.")
         return positions
 
-    def _start(self, state: Tensor | None, positions: Positions, x: Tensor) -> tuple[Tensor | None, Positions]:
-        """The given state, or the initial one."""
-        if state is None and not (self.layer > 0 and self.updates_state):
-            positions = self.model_encoding("map_ids", positions, x, None)
-            state = self.initial_state(positions, x.dtype)
-        self.check_state(state, x.shape[0], x.shape[1])
-        return state, positions
+    def _start(self, positions: Positions, x: Tensor) -> tuple[Tensor | None, Positions]:
+        """The initial state of tokens, and their positions."""
+        positions = self.model_encoding("map_ids", positions, x, None)
+        return self.initial_state(positions, x.dtype), positions
 
     def _mask(
         self,
@@ -284,11 +312,23 @@ class Attention(Pieces, AttentionCore):
                 f"mask has shape {list(mask.shape)}; it must be [{x.shape[1]}, {num_keys}] or [B, 1 or {heads[1]}, "
                 f"{x.shape[1]}, {num_keys}]."
             )
+        if full.dtype != torch.bool and not full.is_floating_point():
+            raise ValueError(f"mask is {full.dtype}; it must be torch.bool (True attends), or {x.dtype} to be added.")
         return full
 
 
+def rotary_options(kind: str, theta: float, scaling: Scaling | dict[str, Any] | None) -> dict[str, Any]:
+    """An encoding with rotary frequencies."""
+    given = scaling.to_dict() if isinstance(scaling, Scaling) else scaling
+    return {"kind": kind, "theta": theta, **({} if given is None else {"scaling": given})}
+
+
 class RotaryAttention(Attention):
-    """Attention with RoPE, axial or mixed with several axes."""
+    """Attention with RoPE, axial or mixed with several axes.
+
+    scaling: of the frequencies, for example {"kind": "yarn", "factor": 4.0, "original_max_positions": 2048}
+    (docs/reference/encodings/rope.md).
+    """
 
     def __init__(
         self,
@@ -296,17 +336,16 @@ class RotaryAttention(Attention):
         num_heads: int,
         *,
         theta: float = 10000.0,
-        scaling: Scaling | None = None,
+        scaling: Scaling | dict[str, Any] | None = None,
         **options: Unpack[LayerOptions],
     ):
-        chosen = {"kind": "rope", "theta": theta, **({} if scaling is None else {"scaling": scaling.to_dict()})}
-        super().__init__(hidden_size, num_heads, chosen, **options)
+        super().__init__(hidden_size, num_heads, rotary_options("rope", theta, scaling), **options)
 
 
 class TapeAttention(Attention):
     """Attention with TAPE: a field of phasors that each layer updates by attention and content. It starts as RoPE.
 
-    mixer_size, move, normalize, complex_mixing: as in the options of the encoding
+    scaling: as in `RotaryAttention`; mixer_size, move, normalize, complex_mixing: as in the options of the encoding
     (docs/reference/encodings/tape.md).
     """
 
@@ -316,7 +355,7 @@ class TapeAttention(Attention):
         num_heads: int,
         *,
         theta: float = 10000.0,
-        scaling: Scaling | None = None,
+        scaling: Scaling | dict[str, Any] | None = None,
         mixer_size: int | None = None,
         move: bool = False,
         normalize: bool = False,
@@ -324,12 +363,10 @@ class TapeAttention(Attention):
         **options: Unpack[LayerOptions],
     ):
         chosen = {
-            "kind": "tape",
-            "theta": theta,
+            **rotary_options("tape", theta, scaling),
             "mixer_size": mixer_size,
             "move": move,
             "normalize": normalize,
             "complex_mixing": complex_mixing,
-            **({} if scaling is None else {"scaling": scaling.to_dict()}),
         }
         super().__init__(hidden_size, num_heads, chosen, **options)

@@ -79,10 +79,20 @@ class Attended(NamedTuple):
     """The state to update."""
 
 
+def describe(given: Any) -> str:
+    """The shape of a tensor, or what was given in its place, for errors."""
+    return f"has shape {list(given.shape)}" if isinstance(given, Tensor) else f"is a {type(given).__name__}"
+
+
 def widen(value: Tensor, columns: Tensor | None) -> Tensor:
     """Append an encoding's columns [B or 1, G, K, E] to the value: [B, G, K, D] -> [B, G, K, D + E]."""
     if columns is None:
         return value
+    if columns.dim() != 4 or columns.shape[1:3] != value.shape[1:3] or columns.shape[0] not in (1, value.shape[0]):
+        raise ValueError(
+            f"value {describe(value)}, and the columns to append {list(columns.shape)}; all but the last size must be "
+            f"equal."
+        )
     # autocast may give the value another dtype than the state
     columns = columns.expand(value.shape[0], -1, -1, -1).to(value.dtype)
     return torch.cat((value, columns), dim=-1)

@@ -15,24 +15,28 @@ from torch import Tensor
 
 from ..encodings import PositionalEncoding, Positions
 from ..encodings.positions import default_ids, ids_within_runs, index_runs, origin_with_cache, sequence_extent
+from .core import describe
 
 
 def grid_ids(*sizes: int, device: torch.device | None = None) -> Tensor:
     """Ids of a grid of patches, last axis fastest: `grid_ids(2, 3)` is [[0, 0], [0, 1], ...], [6, 2]."""
-    if not sizes or min(sizes) < 1:
-        raise ValueError(f"The grid has sizes {sizes}; give one number of 1 or more per axis.")
+    if not sizes or any(not isinstance(size, int) or size < 1 for size in sizes):
+        raise ValueError(f"The grid has sizes {sizes}; give one whole number of 1 or more per axis.")
     return torch.cartesian_prod(*(torch.arange(size, device=device) for size in sizes)).reshape(-1, len(sizes))
 
 
 def token_ids(count: int, num_axes: int, device: torch.device | None = None) -> Tensor:
     """Ids of words or registers: token i has i on every axis, [count, A]."""
+    if count < 0 or num_axes < 1:
+        raise ValueError(f"There are {count} tokens on {num_axes} axes; give 0 tokens or more, and 1 axis or more.")
     return torch.arange(count, device=device)[:, None].expand(-1, num_axes)
 
 
 def join_ids(*parts: Tensor) -> Tensor:
     """Ids [N, A] of parts that follow each other: each part starts one above the largest id before it."""
-    if len({part.shape[-1] for part in parts}) > 1:
-        raise ValueError(f"The parts have {[part.shape[-1] for part in parts]} axes; all must have the same number.")
+    shapes = [list(part.shape) for part in parts]
+    if not parts or any(len(shape) != 2 or shape[1] != shapes[0][-1] for shape in shapes):
+        raise ValueError(f"The parts have shapes {shapes}; each must be [N, A], all with the same number of axes A.")
     ends = [int(part.max()) + 1 if part.numel() else 0 for part in parts]
     starts = accumulate(ends[:-1], initial=0)
     return torch.cat([part + start for part, start in zip(parts, starts, strict=True)])
@@ -88,12 +92,13 @@ def locate(
 def check_ids(name: str, ids: Tensor, batch: int, num_tokens: int, axes: int = 1) -> Tensor:
     """Ids as [B or 1, N], or [B or 1, N, A] with several axes; ValueError for other shapes."""
     inner = [num_tokens] if axes == 1 else [num_tokens, axes]
-    if list(ids.shape) == inner:
-        return ids[None]
-    if ids.dim() == len(inner) + 1 and list(ids.shape[1:]) == inner and ids.shape[0] in (1, batch):
-        return ids
+    if isinstance(ids, Tensor):
+        if list(ids.shape) == inner:
+            return ids[None]
+        if ids.dim() == len(inner) + 1 and list(ids.shape[1:]) == inner and ids.shape[0] in (1, batch):
+            return ids
     more = f" and {axes} axes" if axes > 1 else ""
     raise ValueError(
-        f"{name} has shape {list(ids.shape)}; with {num_tokens} tokens in {batch} rows{more} it must be {inner} or "
+        f"{name} {describe(ids)}; with {num_tokens} tokens in {batch} rows{more} it must be a tensor {inner} or "
         f"{[batch, *inner]}."
     )

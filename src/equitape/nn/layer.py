@@ -4,6 +4,7 @@ Shapes: B batch, N tokens, K keys, H query heads, G key-value heads, D head dime
 size, A axes.
 """
 
+from collections.abc import Iterable
 from typing import Any, TypedDict, Unpack
 
 import torch
@@ -47,17 +48,18 @@ def make_encoding(
     return build_encoding(parse_encoding(encoding, geometry), geometry)
 
 
-def refuse_unknown(sizes: Sizes) -> None:
-    """Raise TypeError for a keyword that is not a size."""
-    unknown = sorted(set(sizes) - set(Sizes.__annotations__))
+def refuse_unknown(given: Iterable[str], allowed: Iterable[str] = Sizes.__annotations__) -> None:
+    """Raise TypeError for a keyword that is not allowed."""
+    unknown = sorted(set(given) - set(allowed))
     if unknown:
-        raise TypeError(f"Unknown keyword {unknown[0]!r}.{describe_choices(unknown[0], Sizes.__annotations__)}")
+        raise TypeError(f"Unknown keyword {unknown[0]!r}.{describe_choices(unknown[0], allowed)}")
 
 
 def make_geometry(hidden_size: int, num_heads: int, num_layers: int, sizes: Sizes) -> Geometry:
     """Check sizes and fill in defaults."""
     refuse_unknown(sizes)
-    for name, number in {"hidden_size": hidden_size, "num_heads": num_heads, **sizes}.items():
+    counts = {"hidden_size": hidden_size, "num_heads": num_heads, "num_layers": num_layers, **sizes}
+    for name, number in counts.items():
         if name != "mixed_axes" and (not isinstance(number, int) or number < 1):
             raise ValueError(f"{name} is {number!r}; it must be a whole number of 1 or more.")
     if "head_dim" not in sizes and hidden_size % num_heads:
@@ -92,10 +94,18 @@ def encoding_for_layer(
     if isinstance(encoding, PositionalEncoding):
         refuse_unknown(sizes)
         own = encoding.geometry
-        given = {"hidden_size": hidden_size, "num_heads": num_heads, **sizes}
-        wrong = [f"{name} {number}" for name, number in given.items() if getattr(own, name) != number]
-        if wrong:
-            raise ValueError(f"The layer has {', '.join(wrong)}, but its encoding was made for {own}; make them equal.")
+        given = {
+            "hidden_size": hidden_size,
+            "num_heads": num_heads,
+            "num_layers": num_layers or own.num_layers,
+            **sizes,
+        }
+        for name, number in given.items():
+            if getattr(own, name) != number:
+                raise ValueError(
+                    f"The layer has {name} {number}, but its encoding was made with {getattr(own, name)}; make them "
+                    f"equal."
+                )
         count = own.num_layers
     else:
         # nothing is known of the next layer: assume that there is one
@@ -134,73 +144,124 @@ class Pieces:
     @property
     def updates_state(self) -> bool:
         """Whether the next layer gets another state than this one."""
+        return self.encoding.updates_state
+
+    @property
+    def state_changes(self) -> bool:
+        """Whether layers of this encoding have different states, so that each needs that of the layer before it."""
         return type(self.encoding).update is not LayerEncoding.update
+
+    @property
+    def _value_dim(self) -> int:
+        """Width of the value before it is widened."""
+        return self.geometry.head_dim - self.encoding.value_room
 
     def initial_state(self, positions: Positions | Tensor, dtype: torch.dtype | None = None) -> Tensor | None:
         """The state of the first layer: for TAPE and RoPE phasors [B or 1, G or 1, N, D]; None if there is none.
 
-        positions: ids [B, N] ([B, N, A] with several axes), or what `locate` returns. Default dtype: torch's default.
+        positions: ids [N] or [B, N] ([N, A] or [B, N, A] with several axes), or what `locate` returns. dtype: that of
+        queries, keys and values. Default: torch's default.
         """
-        located = positions if isinstance(positions, Positions) else Positions(positions)
-        expected = 3 if self.geometry.num_axes > 1 else 2
-        if located.ids.dim() != expected or (expected == 3 and located.ids.shape[-1] != self.geometry.num_axes):
-            shape = "[B, N]" if expected == 2 else f"[B, N, {self.geometry.num_axes}]"
-            raise ValueError(f"The ids have shape {list(located.ids.shape)}; they must be {shape}.")
+        located = positions if isinstance(positions, Positions) else Positions(self._batch_of_ids(positions))
         return self.model_encoding("initial_state", located, dtype or torch.get_default_dtype())
+
+    def _batch_of_ids(self, ids: Tensor) -> Tensor:
+        """Ids as [B, N], or [B, N, A] with several axes; ValueError for other shapes."""
+        axes = self.geometry.num_axes
+        inner = [] if axes == 1 else [axes]
+        size = 1 + len(inner)
+        if (
+            isinstance(ids, Tensor)
+            and ids.dim() in (size, size + 1)
+            and list(ids.shape[ids.dim() - len(inner) :]) == inner
+        ):
+            return ids if ids.dim() > size else ids[None]
+        shape = "[N] or [B, N]" if axes == 1 else f"[N, {axes}] or [B, N, {axes}]"
+        raise ValueError(f"positions {core.describe(ids)}; it must be a tensor {shape}.")
 
     def apply_rotary(self, query: Tensor, key: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
         """Rotate queries [B, H, N, D] and keys [B, G, N, D] by the state."""
-        for name, heads, count in (
-            ("query", query, self.geometry.num_heads),
-            ("key", key, self.geometry.num_kv_heads),
-        ):
-            if heads.dim() != 4 or heads.shape[1] != count or heads.shape[3] != self.geometry.head_dim:
-                raise ValueError(
-                    f"{name} has shape {list(heads.shape)}; it must be [B, {count}, N, {self.geometry.head_dim}]."
-                )
-        self.check_state(state, query.shape[0], query.shape[2])
+        self._check_heads("query", query, self.geometry.num_heads)
+        self._check_heads("key", key, self.geometry.num_kv_heads, query.shape[0], query.shape[2])
+        self.check_state(state, query.shape[0], query.shape[2], query.dtype)
         return self.encoding("rotate", query, key, state)
 
     def widen(self, value: Tensor, state: Tensor | None) -> Tensor:
         """Append what attention must average to the value: [B, G, N, D] -> [B, G, N, D + E]."""
+        self._check_heads("value", value, self.geometry.num_kv_heads, dim=self._value_dim)
+        self.check_state(state, value.shape[0], value.shape[2], value.dtype)
         return core.widen(value, self.encoding("extra_values", state))
 
     def split(self, output: Tensor) -> tuple[Tensor, Tensor | None]:
         """The attention of a widened value, [..., D + E]: output [..., D] and what was carried [..., E], or None."""
-        if output.shape[-1] == self.geometry.head_dim:
-            return output, None
-        return core.split(output, self.geometry.head_dim)
+        dim, columns = self._value_dim, self.model_encoding.carried_columns[self.layer]
+        if output.shape[-1] != dim + columns:
+            raise ValueError(
+                f"The output of attention has width {output.shape[-1]}; it must be [..., {dim + columns}], which is "
+                f"what attention makes of a widened value."
+            )
+        return core.split(output, dim) if columns else (output, None)
 
     def update(self, state: Tensor | None, carried: Tensor | None, features: Tensor) -> Tensor | None:
         """The state of the next layer.
 
         carried: [B, H, N, E], the attention average of the state; features: [B, N, C], what the gates read.
         """
-        if features.dim() != 3 or features.shape[-1] != self.geometry.hidden_size:
-            raise ValueError(
-                f"features has shape {list(features.shape)}; it must be [B, N, {self.geometry.hidden_size}]."
-            )
-        if carried is None and self.model_encoding.carried_columns[self.layer]:
+        hidden, columns = self.geometry.hidden_size, self.model_encoding.carried_columns[self.layer]
+        if features.dim() != 3 or features.shape[-1] != hidden:
+            raise ValueError(f"features {core.describe(features)}; it must be [B, N, {hidden}].")
+        batch, num_tokens = features.shape[:2]
+        self.check_state(state, batch, num_tokens, features.dtype)
+        if columns and carried is None:
             raise ValueError(
                 "The update needs what attention carried: widen the value before attention, then split it."
             )
+        expected = [batch, self.geometry.num_heads, num_tokens, columns]
+        if columns and carried is not None and list(carried.shape) != expected:
+            raise ValueError(f"carried {core.describe(carried)}; with these features it must be {expected}.")
         return self.encoding("update", state, carried, features, features)
 
-    def check_state(self, state: Tensor | None, batch: int, num_tokens: int) -> None:
+    def _check_heads(
+        self,
+        name: str,
+        heads: Tensor,
+        count: int,
+        batch: int | None = None,
+        num_tokens: int | None = None,
+        dim: int | None = None,
+    ) -> None:
+        """Raise ValueError for heads that are not [B, count, N, D]."""
+        expected = [batch, count, num_tokens, dim or self.geometry.head_dim]
+        if heads.dim() == 4 and all(
+            number is None or number == own for number, own in zip(expected, heads.shape, strict=True)
+        ):
+            return
+        words = ", ".join(
+            letter if number is None else str(number) for letter, number in zip("BHND", expected, strict=True)
+        )
+        raise ValueError(f"{name} {core.describe(heads)}; it must be [{words}].")
+
+    def check_state(
+        self, state: Tensor | None, batch: int, num_tokens: int, dtype: torch.dtype, name: str = "state"
+    ) -> None:
         """Raise ValueError for a state that cannot be of this layer."""
         if not self.model_encoding.has_field:
             return
-        groups, dim = self.geometry.num_kv_heads, self.geometry.head_dim
-        expected = f"[{batch}, {groups}, {num_tokens}, {dim}]"
         if state is None:
-            raise ValueError(f"Layer {self.layer} got no state; pass the one that the layer before it returned.")
-        shape = list(state.shape)
-        if len(shape) == 4 and shape[0] in (1, batch) and shape[1] in (1, groups) and shape[2:] == [num_tokens, dim]:
-            return
-        raise ValueError(
-            f"The state has shape {shape}, but this layer expects {expected}; pass the state that the layer before it "
-            f"returned for the same tokens, not one of another model."
-        )
+            raise ValueError(f"Layer {self.layer} got no {name}; pass the one that the layer before it returned.")
+        # RoPE's state is the same for all heads
+        groups = self.geometry.num_kv_heads if self.state_changes else 1
+        expected = [batch, groups, num_tokens, self.geometry.head_dim]
+        if not isinstance(state, Tensor) or list(state.shape) not in (expected, [1, *expected[1:]]):
+            raise ValueError(
+                f"The {name} {core.describe(state)}, but this layer expects {expected}; pass the state that the layer "
+                f"before it returned for the same tokens, not one of another model or encoding."
+            )
+        if state.dtype != dtype and self.updates_state and not torch.is_autocast_enabled(state.device.type):
+            raise ValueError(
+                f"The {name} is {state.dtype} and the tokens are {dtype}; make both equal, for example with "
+                f"initial_state(positions, {dtype})."
+            )
 
 
 class PositionalLayer(Pieces, nn.Module):
