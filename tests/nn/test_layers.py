@@ -259,6 +259,37 @@ def test_the_pieces_make_the_layer():
     assert gap(pieces.update(state, carried, y), expected[1]) < 1e-12
 
 
+def test_neighbours_in_order_of_halves_have_the_scores_of_interleaved_rope():
+    """Queries and keys of a model that rotates neighbouring channels, as torchtune and x-transformers do."""
+    pieces, ids = PositionalLayer(32, 4, "rope").double(), torch.arange(6)
+    query, key = draw(2, 4, 6, 8), draw(2, 4, 6, 8, seed=1)
+    turn = torch.polar(torch.ones(4).double(), 10000.0 ** -(torch.arange(4).double() / 4)) ** ids[:, None]
+
+    def scores(query, key):
+        return query @ key.mT
+
+    def interleaved(x):
+        return torch.view_as_real(torch.view_as_complex(x.unflatten(-1, (-1, 2))) * turn).flatten(-2)
+
+    halves = [x.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2) for x in (query, key)]
+    found = scores(*pieces.apply_rotary(*halves, pieces.initial_state(ids, torch.float64)))
+    assert gap(found, scores(interleaved(query), interleaved(key))) < 1e-12
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_half_precision(autocast):
+    exact = layer().float()
+    first = layer().float() if autocast else layer().bfloat16()
+    x = X.to(first.q_proj.weight.dtype)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        y, state = first(x)
+        y, again = first(y, state)
+    assert state.dtype == again.dtype == x.dtype
+    assert y.dtype == torch.bfloat16
+    wanted = exact(*exact(X.float()))
+    assert gap(y, wanted[0]) < 0.05 * float(wanted[0].abs().max())
+
+
 def test_padding_changes_nothing():
     attention, x = layer(causal=False), draw(1, 7, 32)
     padded = torch.cat((torch.full((1, 3, 32), 9.0, dtype=torch.float64), x), dim=1)

@@ -51,6 +51,8 @@ class OwnAttention(nn.Module):
 
 
 class Model(nn.Module):
+    """kind: "endless" does not know its last layer."""
+
     def __init__(self, kind):
         super().__init__()
         if kind == "shared":
@@ -59,7 +61,8 @@ class Model(nn.Module):
         elif kind == "pieces":
             layers = [OwnAttention(index) for index in range(LAYERS)]
         else:
-            layers = [TapeAttention(WIDTH, HEADS, layer=index, num_layers=LAYERS) for index in range(LAYERS)]
+            options = {} if kind == "endless" else {"num_layers": LAYERS}
+            layers = [TapeAttention(WIDTH, HEADS, layer=index, **options) for index in range(LAYERS)]
         self.blocks = nn.ModuleList(Block(layer) for layer in layers)
 
     def forward(self, x):
@@ -88,6 +91,13 @@ def mean_gradients(kind):
     return {name: weight.grad for name, weight in model.named_parameters()}
 
 
+def two_steps(model, rank):
+    """With DDP, a weight that got no gradient makes the second step fail."""
+    for _ in range(2):
+        model.zero_grad()
+        loss_of(model, rank).backward()
+
+
 def train_one_step(kinds, expected):
     rank, mesh = distributed.get_rank(), init_device_mesh("cpu", (2,))
     for kind in kinds:
@@ -99,12 +109,11 @@ def train_one_step(kinds, expected):
         for name, weight in model.named_parameters():
             assert gap(weight.grad.full_tensor(), expected[kind][name]) < 1e-12, (kind, name)
     model = DistributedDataParallel(build("tape"))
-    for _ in range(2):
-        # a weight without a gradient makes the second step fail
-        model.zero_grad()
-        loss_of(model, rank).backward()
+    two_steps(model, rank)
     for name, weight in model.module.named_parameters():
         assert gap(weight.grad, expected["tape"][name]) < 1e-12, name
+    with pytest.raises(RuntimeError, match="Expected to have finished reduction"):
+        two_steps(DistributedDataParallel(build("endless")), rank)
 
 
 @pytest.mark.filterwarnings("ignore")
