@@ -1,8 +1,8 @@
 """What a standalone attention layer costs next to the decoder's, on a CPU that may be busy.
 
-Both layers of `equitape bench --workload attention` run in turn with the same weights and inputs, and the processor time
-of each run counts, which other programs lengthen less than the time on the clock. Printed: the median of the ratios of
-neighbouring runs, and between which ratios it lies in 19 of 20 such measurements (by the signs of the differences).
+The two layers of `equitape bench --workload attention` run in turn with the same weights and inputs, and the processor
+time of each run counts, which other programs lengthen less than the time on the clock. Printed: the median of the
+ratios of neighbouring runs, and its 95 % interval (of the sign test).
 
 python benchmarks/standalone.py --output standalone.json
 """

@@ -1,4 +1,4 @@
-"""The GPT of gpt.py with TAPE instead of learned positions: ten changed lines, and the old attention is gone."""
+"""The GPT of gpt.py with TAPE instead of learned positions: nine changed lines, and the old attention is gone."""
 
 import math
 from dataclasses import dataclass
