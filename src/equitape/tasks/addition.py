@@ -9,13 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import answers, digits
+from . import digits
 from .base import IGNORED, Evaluation, HeatMap
-from .digits import END, EQUALS, PAD, PLUS, SYMBOLS, VOCAB_SIZE, DigitTask, decode
+from .digits import END, EQUALS, PAD, PLUS, SYMBOLS, VOCAB_SIZE, DigitTask
 from .prompts import Cell, Examples, constant, join, mean_percent
 
-__all__ = ["END", "IGNORED", "PAD", "SYMBOLS", "VOCAB_SIZE", "Addition", "decode", "draw_lengths",
-           "encode", "exact_match", "greedy_answers", "make_sums"]  # fmt: skip
+__all__ = ["END", "IGNORED", "PAD", "SYMBOLS", "VOCAB_SIZE", "Addition", "draw_lengths", "make_sums"]
 
 
 class Addition(DigitTask):
@@ -91,22 +90,3 @@ def make_sums(left_lengths: Tensor, right_lengths: Tensor, generator: torch.Gene
         [(total, total_lengths), constant(END, count)],
         PAD,
     )
-
-
-def exact_match(model: Any, left_digits: int, right_digits: int, count: int, generator: torch.Generator) -> float:
-    """Fraction of sums of this size that greedy decoding gets right in every digit, including the end token."""
-    sums = make_sums(torch.full((count,), left_digits), torch.full((count,), right_digits), generator)
-    prompt = left_digits + right_digits + 2
-    expected = sums.tokens[:, prompt:]
-    written = greedy_answers(model, sums.tokens[:, :prompt], expected.shape[1])
-    return float((written == expected).all(1).double().mean())
-
-
-def greedy_answers(model: Any, prompts: Tensor, num_tokens: int) -> Tensor:
-    """Greedy continuations [n, num_tokens] of prompts [n, T] of one length, padded after the end token."""
-    return answers.greedy_answers(model, prompts, num_tokens, end=END, pad=PAD)
-
-
-def encode(left: int, right: int) -> Tensor:
-    """The prompt of one sum: [1, T]."""
-    return digits.encode(f"{str(left)[::-1]}+{str(right)[::-1]}=")

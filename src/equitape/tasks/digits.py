@@ -81,17 +81,3 @@ def count_digits(number: Tensor) -> Tensor:
     """Number of digits [n] of numbers [n, W] without leading zeros; 1 for zero."""
     place = torch.arange(1, number.shape[1] + 1)
     return torch.where(number > 0, place, 1).amax(1)
-
-
-def encode(text: str) -> Tensor:
-    """Symbols as tokens: [1, T]."""
-    return torch.tensor([[SYMBOLS.index(symbol) for symbol in text]])
-
-
-def decode(tokens: Tensor) -> str:
-    """The number in a continuation [T], most significant digit first; "?" if it is not a number."""
-    written = [int(token) for token in tokens]
-    written = written[: written.index(END)] if END in written else written
-    if not written or any(token > 9 for token in written):
-        return "?"
-    return "".join(SYMBOLS[token] for token in reversed(written))

@@ -53,15 +53,6 @@ class Examples:
         answer = (column >= self.prompt_lengths[:, None]) & (column < self.lengths[:, None])
         return torch.where(answer, self.tokens, IGNORED)
 
-    def training_inputs(self) -> dict[str, Tensor]:
-        """What a causal language model trains on."""
-        column = torch.arange(self.tokens.shape[1])
-        return {
-            "input_ids": self.tokens,
-            "attention_mask": (column < self.lengths[:, None]).long(),
-            "labels": self.labels(),
-        }
-
 
 def constant(symbol: int, count: int) -> Part:
     """The same symbol in every example."""
