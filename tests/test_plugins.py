@@ -30,10 +30,11 @@ def plugin(tmp_path, monkeypatch):
         ENCODINGS.unregister("my_own")
 
 
-def test_encodings_of_plugins_in_commands(plugin):
+def test_encodings_of_plugins_in_commands(plugin, tmp_path):
     assert "my_own" in available_encodings()
     assert ENCODINGS["my_own"].idea == "nothing at all"
-    result = CliRunner().invoke(app, ["compare", "demo", "encodings=[rope,my_own]", "--dry-run"])
+    folder = str(tmp_path / "runs")
+    result = CliRunner().invoke(app, ["compare", "demo", "encodings=[rope,my_own]", "--dry-run", "--out", folder])
     assert result.exit_code == 0, result.output
     assert "my_own" in result.output
 
