@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ..settings import Gt, Le, Lt
 from .options import Geometry, Options
 from .positions import Positions
-from .running import COLUMN_UNIT, PARTS, join_parts, running_sum, split_parts, without_autocast, without_low_bits
+from .running import COLUMN_UNIT, PARTS, join_parts, leading_parts, running_sum, split_parts, without_autocast
 
 ALIGNMENT = 8
 """Attention kernels need widths in multiples of this; added columns are zero-padded."""
@@ -152,8 +152,7 @@ class Decay(nn.Module):
             of_query = rates.to(dtype)[:, None].expand(-1, PARTS)
         else:
             exact = rates.detach()
-            first = without_low_bits(exact, dtype)
-            second = without_low_bits(exact - first, dtype)
+            first, second = leading_parts(exact, dtype)
             # the gradient goes through the first part
             high, medium, low = first + (rates - exact), second, exact - first - second
             of_query = torch.stack((high, high, high, medium, medium, low), dim=-1).to(dtype)

@@ -49,23 +49,23 @@ def running_sum(increments: Tensor, positions: Positions, previous: Tensor | Non
     return total + (previous if previous.dim() == 3 else previous[..., None])
 
 
-def without_low_bits(numbers: Tensor, dtype: torch.dtype) -> Tensor:
-    """Float32 numbers cut to the bits that a half-precision dtype holds; unchanged for wider dtypes.
+def leading_parts(numbers: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The first two parts of float32 numbers that a half-precision dtype holds exactly; for wider dtypes, all and zero.
 
-    Not a cast to `dtype` and back: compilers leave such pairs of casts out, and the rest after it would be zero.
+    Low bits are masked. A cast to `dtype` and back would round too, but compilers leave such pairs of casts out.
     """
     mask = LOW_BITS.get(dtype)
-    return numbers if mask is None else (numbers.view(torch.int32) & mask).view(torch.float32)
+    if mask is None:
+        return numbers, torch.zeros_like(numbers)
+    first = (numbers.view(torch.int32) & mask).view(torch.float32)
+    return first, ((numbers - first).view(torch.int32) & mask).view(torch.float32)
 
 
 def split_parts(numbers: Tensor, dtype: torch.dtype) -> Tensor:
     """[...] -> [..., 3] in `dtype`; the parts add up to the numbers. The full gradient goes through the last part."""
     wide = numbers.to(torch.promote_types(numbers.dtype, torch.float32)) / COLUMN_UNIT
     exact = wide.detach()
-    if dtype in LOW_BITS:
-        exact = exact.float()
-    first = without_low_bits(exact, dtype)
-    second = without_low_bits(exact - first, dtype)
+    first, second = leading_parts(exact.float() if dtype in LOW_BITS else exact, dtype)
     return torch.stack((first, second, wide - first - second), dim=-1).to(dtype)
 
 
