@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from . import reference
-from .operator import fused_move, fused_rotary_backward, fused_token_update, fused_update
+from .operator import fused_mix, fused_move, fused_rotary_backward, fused_token_update, fused_update
 
 __all__ = [
     "apply_rotary_backward",
@@ -73,7 +73,29 @@ def update_field(
     batch = max(tensor.shape[0] for tensor in (field, attended, gate) if tensor is not None)
     # autograd sums the gradient of a field shared by the batch
     field = field.expand(batch, -1, -1, -1)
+    if 3 in {weight.dim() for weight in (carry, mix_in) if weight is not None}:
+        return _mix_field(field, attended, gate, carry, mix_in, mix_out, normalize)
     return fused_update(field, attended, gate, carry, mix_in, mix_out, normalize)
+
+
+def _mix_field(
+    field: Tensor,
+    attended: Tensor | None,
+    gate: Tensor | None,
+    carry: Tensor | None,
+    mix_in: Tensor | None,
+    mix_out: Tensor | None,
+    normalize: bool,
+) -> Tensor:
+    """The fused update with complex weights. The mixing matrices of all tokens are one matrix product before it: formed
+    inside, they and the gradients of their weights need more registers than a thread has.
+    """
+    mixing = None
+    if gate is not None and mix_in is not None and mix_out is not None:
+        matrices = reference.mixing_matrices(torch.nn.functional.silu(gate), mix_in, mix_out)
+        # [2, B, N, G, G] to [B, N, 2, G, G], as the product lies in memory
+        mixing = matrices.permute(1, 2, 0, 3, 4)
+    return fused_mix(field, attended, mixing, carry, normalize)
 
 
 def fuses_token(field: Tensor, features: Tensor, gate_weight: Tensor) -> bool:

@@ -21,6 +21,14 @@ torch.library.define(
     f"(Tensor gradient, {_INPUTS}, bool wants_field) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 torch.library.define(
+    "equitape::mix_field", "(Tensor field, Tensor? attended, Tensor? mixing, Tensor? carry, bool normalize) -> Tensor"
+)
+torch.library.define(
+    "equitape::mix_field_backward",
+    "(Tensor gradient, Tensor field, Tensor? attended, Tensor? mixing, Tensor? carry, bool normalize, "
+    "bool wants_field) -> (Tensor, Tensor, Tensor, Tensor)",
+)
+torch.library.define(
     "equitape::update_token",
     "(Tensor field, Tensor? attended, Tensor features, Tensor gate_weight, Tensor? carry, Tensor mix_in, "
     "Tensor mix_out, bool normalize) -> Tensor",
@@ -37,6 +45,8 @@ torch.library.define(
     "(Tensor, Tensor, Tensor, Tensor)",
 )
 fused_update = torch.ops.equitape.update_field.default
+fused_mix = torch.ops.equitape.mix_field.default
+fused_mix_backward = torch.ops.equitape.mix_field_backward.default
 fused_move = torch.ops.equitape.move_field.default
 fused_move_backward = torch.ops.equitape.move_field_backward.default
 fused_token_update = torch.ops.equitape.update_token.default
@@ -85,6 +95,38 @@ def _update_gradients(
     gradients = _empty_gradients(field if wants_field else None, attended, gate, carry, mix_in, mix_out, like=gradient)
     with _on_device(field):
         backward(gradients, gradient, field, attended, gate, carry, mix_in, mix_out, normalize, wants_field)
+    return gradients
+
+
+@torch.library.impl("equitape::mix_field", DEVICES)
+def _mix(
+    field: Tensor, attended: Tensor | None, mixing: Tensor | None, carry: Tensor | None, normalize: bool
+) -> Tensor:
+    """`_update` with the mixing matrix of every token, [B, N, 1 or 2, G, G], instead of gates and mixing weights."""
+    from .triton_mixing import forward
+
+    updated = _empty_result(field, attended, mixing)
+    with _on_device(field):
+        forward(updated, field, attended, mixing, carry, normalize)
+    return updated
+
+
+@torch.library.impl("equitape::mix_field_backward", DEVICES)
+def _mix_gradients(
+    gradient: Tensor,
+    field: Tensor,
+    attended: Tensor | None,
+    mixing: Tensor | None,
+    carry: Tensor | None,
+    normalize: bool,
+    wants_field: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of the four tensors; empty for tensors not given, and for the field unless wants_field."""
+    from .triton_mixing import backward
+
+    gradients = _mix_gradient_shapes(gradient, field, attended, mixing, carry, normalize, wants_field)
+    with _on_device(field):
+        backward(gradients, gradient, field, attended, mixing, carry, normalize, wants_field)
     return gradients
 
 
@@ -198,6 +240,19 @@ def _gradient_shapes(gradient: Tensor, field: Tensor, *others: Any) -> tuple[Ten
     return _empty_gradients(field if wants_field else None, attended, gate, carry, mix_in, mix_out, like=gradient)
 
 
+def _mix_gradient_shapes(
+    gradient: Tensor,
+    field: Tensor,
+    attended: Tensor | None,
+    mixing: Tensor | None,
+    carry: Tensor | None,
+    normalize: bool,
+    wants_field: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    found = _empty_gradients(field if wants_field else None, attended, mixing, carry, None, None, like=gradient)
+    return found[:4]
+
+
 def _empty_move_gradients(
     gradient: Tensor, field: Tensor, attended: Tensor, source: Tensor, target: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -212,6 +267,8 @@ def _empty_move_gradients(
 _SHAPES: dict[str, Callable[..., Any]] = {
     "update_field": _empty_result,
     "update_token": _empty_result,
+    "mix_field": _empty_result,
+    "mix_field_backward": _mix_gradient_shapes,
     "move_field": _empty_result,
     "update_field_backward": _gradient_shapes,
     "apply_rotary_backward": lambda grad_query, grad_key, *inputs: _empty_rotary_gradients(*inputs[:3]),
@@ -226,13 +283,17 @@ def _save_inputs(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.save_for_backward(*tensors)
 
 
-def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-    wants = ctx.needs_input_grad
-    gradients = fused_gradients(gradient, *ctx.saved_tensors, ctx.normalize, wants[0])
-    return *(each if wanted else None for each, wanted in zip(gradients, wants, strict=False)), None
+def _backward_by(operator: Callable[..., tuple[Tensor, ...]]) -> Callable[..., tuple[Tensor | None, ...]]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        wants = ctx.needs_input_grad
+        gradients = operator(gradient, *ctx.saved_tensors, ctx.normalize, wants[0])
+        return *(each if wanted else None for each, wanted in zip(gradients, wants, strict=False)), None
+
+    return backward
 
 
-torch.library.register_autograd("equitape::update_field", _backward, setup_context=_save_inputs)
+for _name, _gradients in (("update_field", fused_gradients), ("mix_field", fused_mix_backward)):
+    torch.library.register_autograd(f"equitape::{_name}", _backward_by(_gradients), setup_context=_save_inputs)
 
 
 def _save_move(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
