@@ -119,3 +119,17 @@ def test_a_gpu_measures_everything(smollm2):
     plan = make_plan(smollm2, ExtendSettings(to=65536, minutes=10), MUCH, GPU)
     assert plan.lengths == plan.needle_lengths == plan.text_lengths == (8192, 16384, 32768, 65536, 131072)
     assert (plan.row_length, plan.train.batch_size, plan.short) == (4096, 8, (512, 1024, 2048))
+
+
+@pytest.mark.parametrize(("row_length", "whole"), [(4096, True), (65536, False)])
+def test_ends_of_documents_are_left_out_where_they_are_a_tenth_at_most(smollm2, row_length, whole):
+    """Documents of 100,000 tokens: rows of 4,096 hold 98 % of them, one of 65,536 holds 66 %."""
+    text = Text(train=10**6, longest=10**6, joined=10**6, documents=(100_000,) * 10)
+    settings = ExtendSettings(to=131072, row_length=row_length, batch_size=1)
+    plan = make_plan(smollm2, settings, text, GPU)
+    assert plan.whole_rows is whole
+    assert any(choice.name == "ends of documents" for choice in plan.choices) is whole
+    # folders of extensions that were made before rows could be whole stay as they are
+    assert ("whole_rows" in plan.identity()) is whole
+    asked = make_plan(smollm2, ExtendSettings(to=131072, whole_rows=not whole), text, GPU)
+    assert asked.whole_rows is not whole

@@ -262,6 +262,23 @@ def test_compiled_by_itself_on_cuda_alone(cuda, monkeypatch):
     assert uses_compiler(TrainSettings(steps=1, compile="auto")) is cuda
     assert uses_compiler(TrainSettings(steps=1, compile=True))
     assert not uses_compiler(TrainSettings(steps=1))
+    assert not uses_compiler(TrainSettings(steps=1, compile="blocks"))
+
+
+def test_compiled_blocks_train_as_plain_ones(tmp_path, monkeypatch):
+    """The blocks are compiled while the run trains, and plain again afterwards, when lengths may vary."""
+    compiled = []
+
+    def compile_it(function, **options):
+        compiled.append(function)
+        return torch_compile(function, backend="eager", **options)
+
+    torch_compile = torch.compile
+    monkeypatch.setattr(torch, "compile", compile_it)
+    run(tmp_path, dropout=0.0, steps=2, compile="blocks")
+    assert len(compiled) == 2
+    assert all(function.__self__._compiled_call_impl is None for function in compiled)
+    assert losses(tmp_path) == pytest.approx(bare_loop(2, 8), rel=2e-5)
 
 
 def test_a_batch_has_a_mask_only_where_causality_does_not_hide_the_padding():
@@ -354,7 +371,7 @@ def test_schedules(schedule):
     [
         ({"steps": 5, "tokens": 9}, "steps and tokens are set"),
         ({"steps": 0}, "steps is 0; it must be a whole number from 1 to"),
-        ({"compile": "always"}, "compile is 'always'; it must be true or false or 'auto'"),
+        ({"compile": "always"}, "compile is 'always'; it must be true or false or one of 'auto', 'blocks'"),
         ({"minutes": 0.0}, "a number above 0"),
         ({"batch_size": 6, "gradient_accumulation_steps": 4}, "not a multiple of gradient_accumulation_steps 4"),
         ({"schedule": "cosin"}, "Did you mean 'cosine'"),

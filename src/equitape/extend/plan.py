@@ -35,6 +35,8 @@ class Text:
     """The longest held-out document; of several texts, that of the text whose longest is shortest."""
     joined: int
     """All held-out documents read as one."""
+    documents: tuple[int, ...] = ()
+    """Lengths of the documents to train on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +59,8 @@ class Plan:
     adapt: AdaptSettings
     train: TrainSettings
     row_length: int
+    whole_rows: bool
+    """Whether the ends of documents, which share rows, are left out."""
     recall: float
     short: tuple[int, ...]
     lengths: tuple[int, ...]
@@ -77,7 +81,10 @@ class Plan:
     def identity(self) -> dict[str, Any]:
         """What decides the results, as plain data."""
         parts = {name: value for name, value in self.__dict__.items() if name not in ("choices", "adapt", "train")}
-        return {**parts, "adapt": self.adapt.to_dict(), "train": self.train.to_dict()}
+        if not self.whole_rows:
+            # as in folders of version 0.2
+            del parts["whole_rows"]
+        return {**parts, "adapt": self.adapt.to_dict(), "train": {**self.train.to_dict(), "compile": False}}
 
 
 def make_plan(config: EquitapeConfig, settings: ExtendSettings, text: Text, device: Device) -> Plan:
@@ -97,14 +104,16 @@ def make_plan(config: EquitapeConfig, settings: ExtendSettings, text: Text, devi
     minutes = minutes_of(settings, device)
     limit = 60 * CPU_PROOF * minutes if minutes is not None and device.kind == "cpu" else None
     proof = choose_proof(config, settings, costs, device, text.joined if join else text.longest, limit)
+    whole_rows, ends = choose_whole_rows(settings, text, row_length)
     return Plan(
         adapt=adapt,
         train=train,
         row_length=row_length,
+        whole_rows=whole_rows,
         recall=choose_recall(settings),
         join=join,
         depths=max(count for count in (1, 2, 5) if count <= proof.samples and proof.samples % count == 0),
-        choices=(*positions, *choices, *describe_proof(proof, costs, settings, device, limit)),
+        choices=(*positions, *ends, *choices, *describe_proof(proof, costs, settings, device, limit)),
         trained=trained,
         parameters=parameters,
         **vars(proof),
@@ -137,6 +146,22 @@ def choose_rows(config: EquitapeConfig, settings: ExtendSettings, device: Device
     return row_length, batch_size
 
 
+def choose_whole_rows(settings: ExtendSettings, text: Text, row_length: int) -> tuple[bool, list[Choice]]:
+    """Whether the ends of documents, which share rows, are left out, and why."""
+    tokens = sum(text.documents)
+    kept = sum(length // row_length for length in text.documents) * row_length
+    if not (kept >= POLICY["whole_rows"] * tokens > 0 if settings.whole_rows is None else settings.whole_rows):
+        return False, []
+    why = "You asked for it" if settings.whole_rows else "They would share rows, which show short distances only"
+    return True, [
+        Choice(
+            name="ends of documents",
+            value=f"left out: {100 * (tokens - kept) / max(tokens, 1):.2g} % of the text",
+            reason=f"{why}. On a GPU such rows also need a kernel that takes a minute to compile.",
+        )
+    ]
+
+
 def choose_recall(settings: ExtendSettings) -> float:
     """Fraction of the rows with planted facts."""
     return POLICY["recall"] if settings.recall is None else settings.recall
@@ -163,6 +188,7 @@ def choose_training(
         "gradient_accumulation_steps": accumulation,
         "gradient_checkpointing": checkpointing,
         "jumps": jumps if jumps.rate > 0 or jumps.stretch > 1 else None,
+        "compile": "blocks" if settings.compile else False,
     }
     if settings.learning_rate is not None:
         given["learning_rate"] = settings.learning_rate

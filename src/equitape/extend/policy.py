@@ -6,6 +6,7 @@ from typing import Any
 POLICY: dict[str, Any] = {
     "method": "theta+lora",
     "row_length": 4096,  # at most, and never above the base's context
+    "whole_rows": 0.9,  # share of the text that rows of one document must hold; otherwise documents share rows
     "jumps_per_row": 2,
     "jump_shape": "log",
     "batch_size": 8,

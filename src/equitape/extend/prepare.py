@@ -32,9 +32,10 @@ from .words import find_passages
 
 EXTEND = "extend.json"
 UNIMPORTANT = tuple(
-    f"settings.{name}" for name in ("save", "compare", "measure", "tolerance", "retrieval_tolerance", "batch_tokens")
+    f"settings.{name}"
+    for name in ("save", "compare", "measure", "tolerance", "retrieval_tolerance", "batch_tokens", "compile")
 )
-"""Settings that change neither the model nor a measurement of it."""
+"""Settings that change neither the model nor a measurement of it, but for rounding."""
 SCORED_WINDOWS = 4
 """Windows of held-out text that the training run itself scores; the proof scores more."""
 PAGES_BYTES = 100 * 2**20
@@ -92,7 +93,7 @@ def prepare(base: str | Path, settings: ExtendSettings) -> Prepared:
     device = find_device()
     row_length, _ = choose_rows(config, settings, device)
     train = TrainSettings(steps=1, seed=settings.seed)
-    course = course_of(settings, train, row_length, row_length, choose_recall(settings))
+    course = course_of(settings, train, row_length, row_length, choose_recall(settings), bool(settings.whole_rows))
     course.check(settings.to)
     with join_processes().main_process_first():
         rows, _ = read_data(course, tokenizer, row_length)
@@ -101,6 +102,7 @@ def prepare(base: str | Path, settings: ExtendSettings) -> Prepared:
         train=rows.report.tokens,
         longest=min(int(store.lengths.max()) for store in stores),
         joined=min(store.num_tokens for store in stores),
+        documents=tuple(rows.store.lengths.tolist()),
     )
     plan = make_plan(config, settings, text, device)
     for name in list_comparators(settings):
@@ -139,7 +141,7 @@ def find_device() -> Device:
 
 
 def course_of(
-    settings: ExtendSettings, train: TrainSettings, row_length: int, scored: int, recall: float
+    settings: ExtendSettings, train: TrainSettings, row_length: int, scored: int, recall: float, whole_rows: bool
 ) -> FinetuneSettings:
     """The settings of the fine-tuning run. scored: the length at which it scores held-out text itself."""
     name, source = next(iter(name_sources(settings.eval_data).items()))
@@ -147,6 +149,7 @@ def course_of(
         data=settings.data,
         train=train,
         row_length=row_length,
+        whole_rows=whole_rows,
         recall=recall,
         tokenizer=settings.tokenizer,
         evaluation=EvalSettings(data={name: source}, lengths=(scored,), windows=SCORED_WINDOWS),

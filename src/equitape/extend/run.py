@@ -163,7 +163,7 @@ class Stages:
     def train(self, plan: Plan, folder: Path) -> dict[str, Any]:
         """The fine-tuning run of a plan."""
         scored = max(1, min(plan.row_length, self.prepared.text.longest - 2))
-        course = course_of(self.settings, plan.train, plan.row_length, scored, plan.recall)
+        course = course_of(self.settings, plan.train, plan.row_length, scored, plan.recall, plan.whole_rows)
         return finetune(self.base, plan.adapt, course, folder, resume=True, console=self.console)
 
     def publish_adapter(self) -> None:

@@ -53,6 +53,11 @@ class ExtendSettings(Settings):
     """Tokens of a training row. Default: the base's context, at most 4096."""
     batch_size: Count | None = None
     """Rows per optimizer step. Default: 8."""
+    whole_rows: bool | None = None
+    """Train only on rows that are one piece of one document, without the ends of documents. Default: where these are
+    at most a tenth of the text."""
+    compile: bool = False
+    """Compile the model's blocks for training, which takes a minute at the start and makes steps faster."""
     jumps: dict[str, Any] | None = None
     """How ids jump ahead while training, for example rate=0.001 or shape=uniform; rate=0 turns jumps off. What is not
     named comes from the plan."""

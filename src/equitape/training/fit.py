@@ -26,7 +26,7 @@ from .callbacks import Bookkeeper, Evaluate, Meter
 from .jumps import check_jumps, draw_jumps
 from .log import LOG, StepLog, truncate_log
 from .settings import Jumps, TrainSettings
-from .trainer import ROW_TOKENS, EquitapeTrainer, asked_once, learning_rate_share, raise_unreadable
+from .trainer import ROW_TOKENS, EquitapeTrainer, asked_once, compiled_blocks, learning_rate_share, raise_unreadable
 
 MODEL = "model"
 SHARDED_OPTIMIZER = "optimizer.bin"
@@ -187,7 +187,7 @@ def fit(
         trainer.add_callback(keeper)
         model.train()
         try:
-            with without_bars(), asked_once(model):
+            with without_bars(), asked_once(model), compiled_blocks(model, settings):
                 trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         except Exception as error:
             if checkpoint is not None and not keeper.began and not is_out_of_memory(error):
@@ -236,8 +236,8 @@ def uses_bf16(settings: TrainSettings) -> bool:
 
 
 def uses_compiler(settings: TrainSettings) -> bool:
-    """Whether the model is compiled."""
-    if context_parallel_size() > 1:
+    """Whether the model is compiled as a whole."""
+    if context_parallel_size() > 1 or settings.compile == "blocks":
         return False
     return torch.cuda.is_available() if settings.compile == "auto" else bool(settings.compile)
 
@@ -255,7 +255,7 @@ def shards_weights() -> bool:
 
 def check_processes(settings: TrainSettings, count: int) -> None:
     """Raise ValueError for settings that do not divide among the processes."""
-    if context_parallel_size() > 1 and settings.compile is True:
+    if context_parallel_size() > 1 and settings.compile in (True, "blocks"):
         raise ValueError("train: compiled models cannot split rows over processes; set compile to false.")
     readers = count // context_parallel_size()
     share = settings.gradient_accumulation_steps * readers

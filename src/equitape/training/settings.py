@@ -70,8 +70,9 @@ class TrainSettings(Settings):
     """Maximum gradient norm; 0 disables clipping."""
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     """"bf16" (autocast with float32 weights), "fp32", or "auto": bf16 on CUDA, fp32 elsewhere."""
-    compile: bool | Literal["auto"] = False
-    """Use torch.compile, and pad batches to one length to compile one graph only. "auto": on CUDA only."""
+    compile: bool | Literal["auto", "blocks"] = False
+    """Use torch.compile, and pad batches to one length to compile one graph only. "auto": on CUDA only; "blocks": each
+    block by itself, which compiles much sooner for a model of many blocks."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass instead of keeping them."""
     dataloader_num_workers: Annotated[int, Ge(0)] | None = None

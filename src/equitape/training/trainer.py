@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import Trainer
 
 from ..encodings.shards import Shards
+from ..model.block import EquitapeDecoderLayer
 from ..model.context_parallel import context_parallel
 from ..runs.errors import named_line
 from .log import StepLog
@@ -75,6 +76,21 @@ def asked_once(model: nn.Module) -> Iterator[None]:
         del model.train
         for module, question in zip(modules, questions, strict=True):
             setattr(module, PACKAGE_QUESTION, question)
+
+
+@contextlib.contextmanager
+def compiled_blocks(model: nn.Module, settings: TrainSettings) -> Iterator[None]:
+    """Compile the blocks of a decoder while training. Equal blocks share their code; evaluation runs without it."""
+    blocks = [module for module in model.modules() if isinstance(module, EquitapeDecoderLayer)]
+    if settings.compile != "blocks":
+        blocks = []
+    for block in blocks:
+        block.compile()
+    try:
+        yield
+    finally:
+        for block in blocks:
+            block._compiled_call_impl = None
 
 
 def prepare_split(inputs: dict[str, Any], shards: Shards) -> None:
