@@ -6,6 +6,8 @@ from pathlib import Path
 # tests run side by side on few cores: threads of one would only wait for those of the other
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# as the command line does; tqdm reads it when it is imported
+os.environ.setdefault("TQDM_DISABLE", "1")
 # some virtual machines announce AMX and then trap on it, in a plain bfloat16 nn.Linear
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 sys.path.insert(0, str(Path(__file__).parent))

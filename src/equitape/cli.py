@@ -1,5 +1,6 @@
 """The command line: one typer app. Each command is a file in commands/."""
 
+import os
 from typing import Annotated, Any
 
 import typer
@@ -68,6 +69,8 @@ def main(
     ] = False,
 ) -> None:
     """Positional encodings that adapt to content (TAPE), and the encodings they are compared with."""
+    # commands show their own progress; read by tqdm when it is imported
+    os.environ.setdefault("TQDM_DISABLE", "1")
     with one_sentence():
         if plugins:
             add_plugins(plugins)

@@ -13,7 +13,9 @@ from equitape.cli import app
 from equitape.evaluation import build_evaluation, evaluate, load_evaluated_model
 from equitape.evaluation.harness import main, register_with_harness
 from equitape.report.evaluation import report_folder
+from equitape.runs.progress import Phase
 from equitape.runs.results import EvaluationReport
+from equitape.tasks import harness_model
 from equitape.tasks.perplexity import perplexity
 
 pytestmark = pytest.mark.usefixtures("no_drawing")
@@ -245,3 +247,77 @@ def test_unknown_tasks_and_a_missing_package(tasks, monkeypatch):
         build_evaluation("lm-eval:colours").check_scoring()
     with pytest.raises(SystemExit, match="need the package lm-eval"):
         main()
+
+
+@pytest.mark.parametrize("name", ["colours", "letters"])
+def test_an_interrupted_task_asks_no_question_twice(name, tasks, tmp_path, monkeypatch):
+    """Answers inside a unit are kept; progress counts requests."""
+    monkeypatch.setattr(harness_model, "DOCUMENTS", 1)
+    asked, advanced, limit = [], [], [math.inf]
+    wrap = harness_model.wrap
+
+    def counting(*arguments):
+        model = wrap(*arguments)
+        call = model._model_call
+
+        def count(*given, **named):
+            if len(asked) == limit[0]:
+                raise KeyboardInterrupt
+            asked.append(1)
+            return call(*given, **named)
+
+        model._model_call = count
+        return model
+
+    def run(out, resume=False):
+        asked.clear()
+        who = evaluated(llama(dtype=torch.float32, max_position_embeddings=128))
+        task = build_evaluation(f"lm-eval:{name}", {"include_path": str(tasks)})
+        return evaluate(who, task, tmp_path / out, resume=resume)
+
+    monkeypatch.setattr("equitape.tasks.harness.wrap", counting)
+    monkeypatch.setattr(Phase, "advance", lambda self, amount: advanced.append(amount))
+    expected, every = run("whole"), len(asked)
+    assert len(advanced) >= {"colours": 36, "letters": 2}[name]
+    assert sum(advanced) == pytest.approx(128, rel=0.01)
+    limit[0] = every - 1
+    with pytest.raises(KeyboardInterrupt):
+        run("out")
+    limit[0] = math.inf
+    found = run("out", resume=True)
+    assert len(asked) == 1
+    assert found["metrics"] == expected["metrics"]
+    assert "before the last interruption are not counted" in found["notes"][-1]
+    assert not (tmp_path / "out/unfinished").exists()
+
+
+def test_the_score_is_a_metric_that_is_better_if_higher(tasks, tmp_path):
+    (tasks / "letters.yaml").write_text((tasks / "letters.yaml").read_text().replace("letters", "b_letters"))
+    who = evaluated(llama(dtype=torch.float32, max_position_embeddings=128))
+
+    def report(name):
+        evaluate(who, build_evaluation(f"lm-eval:{name}", {"include_path": str(tasks)}), tmp_path / name)
+        return EvaluationReport.read(tmp_path / name / "report.json")
+
+    both = report("b_letters,colours")
+    assert both.metrics["score"] == both.metrics["colours acc"]
+    assert both.metric("score").higher_is_better is True
+    assert both.metric("b_letters byte_perplexity").higher_is_better is False
+    alone = report("b_letters")
+    assert alone.metrics["score"] == alone.metrics["b_letters byte_perplexity"]
+    assert alone.metric("score").higher_is_better is False
+    assert "'score' is b_letters byte_perplexity" in alone.protocol[1]
+
+
+def test_a_command_prints_nothing_of_the_harness(tasks, tmp_path, monkeypatch, capfd):
+    """Neither bars nor hints nor batch sizes, nor git's complaint about a folder without a repository."""
+    folder = save(our_model(dtype=torch.float32, max_position_embeddings=128), tmp_path / "model")
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    arguments = [folder, "--task", "lm-eval:colours", f"include_path={tasks}", "batch_size=auto", "--out", "out"]
+    result = CliRunner().invoke(app, ["eval", *arguments, "--json"])
+    assert result.exit_code == 0, result.stderr
+    assert json.loads(result.stdout)[0]["task"] == "lm-eval:colours"
+    assert result.stderr.splitlines()[0].strip() == "lm-eval:colours: model"
+    assert "%|" not in result.stderr
+    assert capfd.readouterr() == ("", "")

@@ -105,11 +105,7 @@ def adapt(
 
     On several devices: accelerate launch -m equitape adapt ...
     """
-    from transformers.utils.logging import disable_progress_bar
-
     console = Console(stderr=json)
-    if not console.is_terminal:
-        disable_progress_bar()
     check_value(save, Saved | None, "--save")
     if finetune.get("data"):
         if out is None and not dry_run:

@@ -64,10 +64,6 @@ def extend(
     from ..runs.progress import Progress
 
     console = Console(stderr=True)
-    if not console.is_terminal:
-        from transformers.utils.logging import disable_progress_bar
-
-        disable_progress_bar()
     settings = ExtendSettings.parse({**plan, **budget, **proof, **files}, "extend")
     folder = out or default_folder(base, settings)
     check_writable(folder)

@@ -4,6 +4,7 @@ The folder of an evaluation holds
 
     settings.json    what decides the results; a run with other settings is refused here
     results.jsonl    one line per unit, written when it is done
+    unfinished/      answers inside a unit that is not done, for tasks with long units
     cost.json        time, tokens and memory so far, and where it ran
     report.json      figures, protocol, notes, environment
     report.md        the same as text
@@ -12,6 +13,7 @@ The folder of an evaluation holds
 
 import json
 import os
+import shutil
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -33,6 +35,7 @@ from ..tasks.evaluation import Advance, EvaluationTask, Record, Unit
 
 SETTINGS, RESULTS, REPORT = "settings.json", "results.jsonl", "report.json"
 COST = "cost.json"
+UNFINISHED = "unfinished"
 FORMAT = 1
 UNIMPORTANT = ("format", "model.name", "options.data", "options.filler", "examples.source")
 """Names and paths of data; only its digest, among the examples, matters."""
@@ -97,7 +100,9 @@ def run_prepared(
             progress.console.print(
                 f"Continuing: {len(done)} of {counted(len(prepared.units), 'unit')} are done.", highlight=False
             )
+        prepared.task.unfinished = prepared.out / UNFINISHED
         run_units(prepared.evaluated, prepared.task, waiting, prepared.out, batch_tokens, progress)
+        shutil.rmtree(prepared.task.unfinished, ignore_errors=True)
         return rescore(prepared.out) if prepared.score else prepared.settings
 
 
@@ -274,8 +279,8 @@ def rescore(out: Path | str) -> dict[str, Any]:
             "idea": task.idea,
             "headline": task.headline,
             "higher_is_better": task.higher_is_better,
-            "declared": [asdict(metric) for metric in task.metrics],
             **report,
+            "declared": report["declared"] or [asdict(metric) for metric in task.metrics],
             "cost": {key: cost.get(key) for key in ("seconds", "tokens", "peak_mib")},
             "environment": cost.get("environment") or describe_environment(),
         }

@@ -1,12 +1,10 @@
 """Load a model and its tokenizer from a path: saved models, runs, adapters, GGUF files, or other causal models."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoConfig, PreTrainedModel
-from transformers.utils.logging import disable_progress_bar
 
 from ..data.tokenizers import load_tokenizer, without_cleanup
 from ..model import EquitapeForCausalLM
@@ -81,8 +79,6 @@ def load_model(name: str, dtype: str, base: str | None = None, as_ours: bool = T
     dtype: "auto" keeps the file's. as_ours: convert a model of another class to an Equitape decoder with the same
     outputs. Otherwise it keeps its class and may be any causal language model of transformers.
     """
-    if not sys.stderr.isatty():
-        disable_progress_bar()
     if dtype not in DTYPES:
         raise ValueError(f"Unknown dtype {dtype!r}.{describe_choices(dtype, DTYPES)}")
     wanted: Any = DTYPES[dtype]

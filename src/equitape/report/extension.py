@@ -7,7 +7,7 @@ from ..registry import counted
 from ..runs.extension import EXTENDED, ORIGINAL, Extension, perplexities, scores
 from ..runs.results import EvaluationReport
 from .evaluation_plots import plot_curves, plot_grids
-from .numbers import duration, number
+from .numbers import ARROWS, duration, number
 from .pages import MARKDOWN, write_pages
 from .style import Plot
 from .tables import Cell, Table, markdown_table
@@ -110,14 +110,12 @@ def harness_rows(extension: Extension, models: list[str]) -> list[list[Cell]]:
     names = [name for name in report.metrics if name != report.headline and "stderr" not in name]
     values = {model: found[model].metrics if model in found else {} for model in models}
     return [
-        row(f"lm-eval, {name}{arrow_of(name)}", [number(values[model].get(name)) for model in models]) for name in names
+        row(
+            f"lm-eval, {name}{ARROWS[report.metric(name).higher_is_better]}",
+            [number(values[model].get(name)) for model in models],
+        )
+        for name in names
     ]
-
-
-def arrow_of(metric: str) -> str:
-    """Which way a metric of the harness is better, where its name says so."""
-    name = metric.split()[-1]
-    return " ↓" if "perplexity" in name else " ↑" if name.startswith(("acc", "exact_match", "f1")) else ""
 
 
 def plan_table(extension: Extension) -> Table:

@@ -7,9 +7,10 @@ on which of them were done before, so an interrupted run goes on. A report is ma
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
 
-from ..runs.results import Bars, Curve, HeatMap
+from ..runs.results import Bars, Curve, HeatMap, Metric
 from ..settings import Settings
 from .base import TaskBase
 from .evaluated_model import EvaluatedModel
@@ -53,6 +54,8 @@ class Report:
     grids: list[HeatMap] = field(default_factory=list)
     curves: list[Curve] = field(default_factory=list)
     bars: list[Bars] = field(default_factory=list)
+    declared: tuple[Metric, ...] = ()
+    """Metrics that only the records know. Default: those of the task's class."""
 
 
 class EvaluationTask(TaskBase):
@@ -64,6 +67,9 @@ class EvaluationTask(TaskBase):
     """Whether any name is allowed after a colon."""
     mixes_lengths: ClassVar[bool] = False
     """Whether units of different lengths may share a batch."""
+
+    unfinished: Path | None = None
+    """Folder for answers inside unfinished units: an interruption then loses little. The runner sets and removes it."""
 
     def __init__(self, options: Settings, part: str | None = None):
         self.options = options

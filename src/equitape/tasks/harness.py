@@ -4,16 +4,18 @@
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..runs.errors import first_line
+from ..runs.files import make_directory
+from ..runs.folders import file_name
 from ..runs.results import Bars, Metric
 from ..settings import Settings
 from .evaluated_model import EvaluatedModel
 from .evaluation import Advance, EvaluationTask, Record, Report, Unit
+from .harness_model import COUNTED, quiet_harness, wrap
 
-COUNTED = ("requests", "cut_requests", "cut_tokens")
 COUNTS = ("sample_len", "sample_count")
 
 
@@ -56,12 +58,13 @@ class Harness(EvaluationTask):
             return
         require_harness()
         names = [name.strip() for name in self.part.split(",")]
-        self.manager = find_tasks(names, self.options.include_path)
-        known = set(self.manager.all_tasks)
-        for name in names:
-            if name not in known:
-                raise ValueError(f"lm-evaluation-harness has no task {name!r}.{near(name, known)}")
-        self.loaded = {name: load_task(name, self.manager) for name in names}
+        with quiet_harness():
+            self.manager = find_tasks(names, self.options.include_path)
+            known = set(self.manager.all_tasks)
+            for name in names:
+                if name not in known:
+                    raise ValueError(f"lm-evaluation-harness has no task {name!r}.{near(name, known)}")
+            self.loaded = {name: load_task(name, self.manager) for name in names}
 
     def prepare(self, evaluated: EvaluatedModel) -> list[Unit]:
         self.check_data()
@@ -69,41 +72,57 @@ class Harness(EvaluationTask):
         return [Unit(key=name, length=evaluated.context or 1) for name in self.loaded]
 
     def answer(self, evaluated: EvaluatedModel, units: list[Unit], batch_tokens: int, advance: Advance) -> list[Record]:
+        with quiet_harness():
+            model = wrap(evaluated, self.options.batch_size, self.options.max_length)
+            return [self._answer(model, unit, advance) for unit in units]
+
+    def _answer(self, model: Any, unit: Unit, advance: Advance) -> Record:
+        """One task. Answers to its requests are kept in `self.unfinished` until the record is written."""
         import lm_eval
 
-        model = wrap(evaluated, self.options.batch_size, self.options.max_length)
-        records: list[Record] = []
-        for unit in units:
-            found = lm_eval.simple_evaluate(
-                model=model,
-                tasks=self.loaded[unit.key],
-                num_fewshot=self.options.num_fewshot,
-                limit=self.options.limit,
-                task_manager=self.manager,
-                bootstrap_iters=self.options.bootstrap,
-                log_samples=False,
-            )
-            assert found is not None
-            records.append(
-                {
-                    "task": unit.key,
-                    "results": {name: plain_results(values) for name, values in found["results"].items()},
-                    "samples": {name: count["effective"] for name, count in found.get("n-samples", {}).items()},
-                    "cut": model.take_counts(),
-                    "versions": {name: str(version) for name, version in found.get("versions", {}).items()},
-                    "lm_eval": lm_eval.__version__,
-                }
-            )
-            advance(unit.cost)
-        return records
+        left = unit.cost
+
+        def on_answer(share: float) -> None:
+            nonlocal left
+            done = min(left, share * unit.cost)
+            left -= done
+            advance(done)
+
+        model.on_answer = on_answer
+        kept, resumed = None, False
+        if self.unfinished is not None:
+            make_directory(self.unfinished)
+            kept = self.unfinished / file_name(unit.key)
+            resumed = any(self.unfinished.glob(f"{kept.name}_rank*"))
+        found = lm_eval.simple_evaluate(
+            model=model,
+            tasks=self.loaded[unit.key],
+            num_fewshot=self.options.num_fewshot,
+            limit=self.options.limit,
+            task_manager=self.manager,
+            bootstrap_iters=self.options.bootstrap,
+            use_cache=None if kept is None else str(kept),
+            log_samples=False,
+        )
+        assert found is not None
+        advance(left)
+        return {
+            "task": unit.key,
+            "results": {name: plain_results(values) for name, values in found["results"].items()},
+            "higher_is_better": found.get("higher_is_better", {}),
+            "samples": {name: count["effective"] for name, count in found.get("n-samples", {}).items()},
+            "cut": {**model.take_counts(), "resumed": resumed},
+            "versions": {name: str(version) for name, version in found.get("versions", {}).items()},
+            "lm_eval": lm_eval.__version__,
+        }
 
     def report(self, records: list[Record], facts: dict[str, Any]) -> Report:
         metrics: dict[str, float] = {}
         for record in records:
             for task, values in record["results"].items():
                 metrics |= {f"{task} {name}": value for name, value in values.items()}
-        # the harness declares no main metric
-        first = next((value for name, value in metrics.items() if "stderr" not in name), float("nan"))
+        declared = [metric for record in records for metric in directions(record)]
+        main = main_metric(declared)
         shots = self.options.num_fewshot
         counted = {task: count for record in records for task, count in record["samples"].items()}
         return Report(
@@ -112,10 +131,11 @@ class Harness(EvaluationTask):
                 f"{'worked examples as each task says' if shots is None else f'{shots} worked examples'}; questions: "
                 + ", ".join(f"{task} {count}" for task, count in counted.items())
                 + ".",
-                "Metrics are named and scaled as the harness does; the first one stands for all under 'score'.",
+                f"Metrics are named and scaled as the harness does; 'score' is {main.name}.",
             ],
-            metrics={"score": first, **metrics},
-            short={"score": first},
+            metrics={"score": metrics[main.name], **metrics},
+            short={"score": metrics[main.name]},
+            declared=(replace(main, name="score"), *declared),
             bars=bars_of({task: values for record in records for task, values in record["results"].items()}),
             notes=[
                 "The tasks of the harness are short-context tasks unless their names say otherwise.",
@@ -125,17 +145,34 @@ class Harness(EvaluationTask):
         )
 
 
+def directions(record: Record) -> list[Metric]:
+    """Which way each metric of a task is better, as the task says; None for standard errors and in old records."""
+    known = record.get("higher_is_better", {})
+    return [
+        Metric(name=f"{task} {name}", higher_is_better=known.get(task, {}).get(name.partition(",")[0]))
+        for task, values in record["results"].items()
+        for name in values
+    ]
+
+
+def main_metric(metrics: list[Metric]) -> Metric:
+    """The harness declares none: the first one that is better if higher, or else the first."""
+    figures = [metric for metric in metrics if "stderr" not in metric.name]
+    return next((metric for metric in figures if metric.higher_is_better), figures[0])
+
+
 def describe_cuts(counts: list[dict[str, int]]) -> list[str]:
     """How many requests the harness cut because they were too long."""
     if not counts:
         return []
     requests, cut, tokens = (sum(count[name] for count in counts) for name in COUNTED)
     limit = f"{counts[0]['max_length']} tokens with"
+    since = " Requests before the last interruption are not counted." if any(c.get("resumed") for c in counts) else ""
     if not cut:
-        return [f"No request was longer than {limit} its answer; nothing was cut."]
+        return [f"No request was longer than {limit} its answer; nothing was cut.{since}"]
     return [
         f"{cut} of {requests} requests were longer than {limit} their answer, and the harness cut their beginning: "
-        f"{tokens} tokens in all."
+        f"{tokens} tokens in all.{since}"
     ]
 
 
@@ -169,45 +206,6 @@ def plain_results(values: dict[str, Any]) -> dict[str, float]:
         for name, value in values.items()
         if isinstance(value, (int, float)) and not isinstance(value, bool) and name not in COUNTS
     }
-
-
-def wrap(evaluated: EvaluatedModel, batch_size: int | str, max_length: int | None) -> Any:
-    """The harness's class for transformers models, around a loaded model; counts cut requests."""
-    from lm_eval.models.huggingface import HFLM
-
-    class CountingLM(HFLM):
-        """Number of requests, of cut requests, and of the tokens they lose."""
-
-        requests = cut_requests = cut_tokens = 0
-
-        def count(self, tokens: int, limit: int) -> None:
-            self.requests += 1
-            self.cut_requests += tokens > limit
-            self.cut_tokens += max(0, tokens - limit)
-
-        def take_counts(self) -> dict[str, int]:
-            """The counts since the last call."""
-            counts = {name: getattr(self, name) for name in COUNTED}
-            self.requests = self.cut_requests = self.cut_tokens = 0
-            return {**counts, "max_length": self.max_length}
-
-        def _loglikelihood_tokens(self, requests: Any, *args: Any, **kwargs: Any) -> Any:
-            for _, context, continuation in requests:
-                # the last token is never an input
-                self.count(len(context) + len(continuation) - 1, self.max_length)
-            return super()._loglikelihood_tokens(requests, *args, **kwargs)
-
-        def tok_batch_encode(self, strings: Any, *args: Any, **kwargs: Any) -> Any:
-            limit = kwargs.get("left_truncate_len")
-            if limit is not None:
-                _, mask = super().tok_batch_encode(strings)
-                for tokens in mask.sum(1).tolist():
-                    self.count(tokens, limit)
-            return super().tok_batch_encode(strings, *args, **kwargs)
-
-    return CountingLM(
-        pretrained=evaluated.model, tokenizer=evaluated.tokenizer, batch_size=batch_size, max_length=max_length
-    )
 
 
 def find_tasks(names: list[str], include_path: str | None) -> Any:
