@@ -24,6 +24,8 @@ CASES = {
     "t5": {"num_buckets": 8, "max_distance": 20},
     "fire": {"initial_threshold": 6.0},
     "cope": {"num_positions": 5},
+    "path": {},
+    "path-gate": {"decay": "gate", "convolution": 2, "rank": 8},
     "tape": {},
     "tape-options": {
         "normalize": True,

@@ -319,9 +319,9 @@ def plain_layer(**parts):
     return layer
 
 
-@pytest.mark.parametrize("kind", ["fla-rope", "fla-fox"])
+@pytest.mark.parametrize("kind", ["fla-rope", "fla-fox", "fla-path"])
 def test_plain_forms_of_other_layers_are_ours(kind):
-    """RoPE and FoX of both libraries are one function: FoX's gate is the sigmoid of the opposite sign."""
+    """RoPE, FoX and PaTH of both libraries are one function; FoX's gate is the sigmoid of the opposite sign."""
     torch.manual_seed(0)
     layer = plain_layer(f_proj=torch.nn.Linear(64, 4))
     part = AttentionPart(TINY, kind.removeprefix("fla-"), "eager", 12, projections=True).double()
@@ -333,6 +333,14 @@ def test_plain_forms_of_other_layers_are_ours(kind):
         # ours has a gate for each key-value head
         layer.f_proj.weight.data = -decay.weight.data.repeat_interleave(2, 0)
         layer.f_proj.bias.data = -decay.bias.data.repeat_interleave(2, 0)
+    if kind == "fla-path":
+        path = part.attention.encoding
+        torch.nn.init.normal_(path.strength_bias)
+        layer.w_proj = torch.nn.Sequential(path.down, path.up)
+        layer.w_conv1d = torch.nn.Conv1d(32, 32, 3, groups=32, bias=False).double()
+        layer.w_conv1d.weight.data = path.taps.data.view(32, 1, 3)
+        layer.bt_proj = torch.nn.Linear(64, 2).double()
+        layer.bt_proj.weight.data, layer.bt_proj.bias.data = path.strength.data, path.strength_bias.data
     hidden = torch.randn(2, 12, 64, dtype=torch.float64)
     state = part.initial_state(hidden)
     expected = part.attention(hidden, state, part.positions, part.attention_mask, part.scaling).output

@@ -68,6 +68,10 @@ def test_compiled_by_inductor_equals_eager():
     assert_compiled_equals_eager(build("tape", num_hidden_layers=2), "inductor", input_ids=draw_tokens(2, 10))
 
 
+PER_GROUP = ("move_gain", "encoding.clock", "encoding.taps", "encoding.strength", "encoding.strength_bias")
+"""Parameters with one row per key-value head."""
+
+
 def expand_heads(model):
     """The same function with a key-value head for every query head."""
     config = model.config
@@ -81,10 +85,10 @@ def expand_heads(model):
     weights = model.state_dict()
     for name in list(weights):
         weight = weights[name]
-        if "k_proj" in name or "v_proj" in name:
+        if "k_proj" in name or "v_proj" in name or name.endswith("encoding.up.weight"):
             heads = weight.unflatten(0, (config.num_key_value_heads, -1))
             weights[name] = heads.repeat_interleave(ratio, dim=0).flatten(0, 1)
-        elif name.endswith(("move_gain", "encoding.clock")) or (options.get("decay") == "gate" and ".decay." in name):
+        elif name.endswith(PER_GROUP) or (options.get("decay") == "gate" and ".decay." in name):
             weights[name] = weight.repeat_interleave(ratio, dim=0)
         elif name.endswith(("encoding.carry", "encoding.mix_out", "move_heads")):
             weights[name] = weight.repeat_interleave(ratio, dim=-2)

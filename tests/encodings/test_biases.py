@@ -154,7 +154,7 @@ def test_fire_starts_with_a_network_that_bends():
     assert heights.diff(n=2, dim=0).abs().amax(0).min() > 1e-4
 
 
-@pytest.mark.parametrize("case", ["alibi", "t5", "fire", "cope"])
+@pytest.mark.parametrize("case", ["alibi", "t5", "fire", "cope", "path-gate"])
 def test_gradients_agree_between_eager_and_sdpa(case):
     tokens = draw_tokens(2, 10)
     found = {}
@@ -189,7 +189,7 @@ class LargestTensor(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize("case", ["t5", "fire", "cope"])
+@pytest.mark.parametrize("case", ["t5", "fire", "cope", "path"])
 def test_biases_in_blocks_are_those_of_all_scores(case, monkeypatch):
     """Three queries at a time: same logits and gradients, with left padding, and no tensor of all scores."""
     rows, columns = 2, 40

@@ -115,7 +115,7 @@ def straighten_tables(model):
 
 
 @pytest.mark.parametrize(
-    "case", ["rope", "rope-clock", "alibi", "fox", "t5", "tape", "tape-options", "tape2", "fire", "cope"]
+    "case", ["rope", "rope-clock", "alibi", "fox", "t5", "tape", "tape-options", "tape2", "fire", "cope", "path"]
 )
 def test_half_precision_error_is_at_most_twice_that_of_eager(case):
     model, exact = on_gpu(case), on_gpu(case, torch.float64)

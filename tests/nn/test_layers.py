@@ -19,6 +19,7 @@ IN_NN = [
     "alibi",
     "fox",
     "cope",
+    "path",
     "fire",
     "tape",
     "tape-fourier",

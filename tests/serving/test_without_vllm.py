@@ -20,6 +20,8 @@ REFUSED = {
     "t5": "takes no bias",
     "fire": "takes no bias",
     "cope": "takes no bias",
+    "path": "takes no bias",
+    "path-gate": "takes no bias",
     "rope-dynamic": "changes its frequencies",
     "randpe-sampled": "new ids are drawn",
     "tape2-carried": "values and keys one width",

@@ -93,8 +93,8 @@ def score_bytes(case: Case) -> int:
     queries = 1 if case.measure == "decode" else case.length
     width = 8 if case.dtype == torch.float32 else 4
     if case.subject.kind == "fla-path":
-        # every token keeps a copy of all keys
-        width *= case.shape.head_dim
+        # every block of keys keeps the queries and two products besides the scores
+        width *= 4
     return case.batch * case.shape.num_heads * queries * case.length * width
 
 

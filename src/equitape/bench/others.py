@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
+from ..encodings.path import reflected_products
 from ..encodings.phasors import apply_rotary, phasors
 from ..nn.norm import RMSNorm
 from .shapes import Shape
@@ -96,14 +97,7 @@ def path_scores(layer: Any, hidden: Tensor, query: Tensor, key: Tensor) -> Tenso
     direction = nn.functional.silu(direction).unflatten(-1, (-1, layer.head_dim)).transpose(1, 2)
     direction = direction / (direction.square().sum(-1, keepdim=True) + 1e-6).sqrt()
     strength = 2 * layer.bt_proj(hidden).sigmoid().transpose(1, 2)
-    ratio = query.shape[1] // direction.shape[1]
-    direction, strength = direction.repeat_interleave(ratio, dim=1), strength.repeat_interleave(ratio, dim=1)
-    rows = []
-    seen = key[:, :, :0]
-    for token in range(hidden.shape[1]):
-        w, beta = direction[:, :, token, None], strength[:, :, token, None, None]
-        seen = seen - beta * (seen @ w.transpose(-1, -2)) * w
-        seen = torch.cat((seen, key[:, :, token, None]), dim=2)
-        row = query[:, :, token, None] @ seen.transpose(-1, -2)
-        rows.append(nn.functional.pad(row, (0, hidden.shape[1] - token - 1)))
-    return torch.cat(rows, dim=2)
+    direction = direction * strength[..., None].sqrt()
+    own = torch.arange(hidden.shape[1], device=hidden.device)[None]
+    ratio = key.shape[1] // direction.shape[1]
+    return query @ key.transpose(-1, -2) + reflected_products(query, key, direction.repeat_interleave(ratio, 1), own)

@@ -7,6 +7,7 @@ from . import (  # noqa: F401
     fox,
     learned,
     nope,
+    path,
     randpe,
     rope,
     sinusoidal,
