@@ -9,7 +9,6 @@ an adapter (give "tape"), the base gets TAPE untrained, which computes what RoPE
 """
 
 import argparse
-import json
 import os
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from equitape.nn.continued import is_right
 from equitape.pretrained.loading import choose_device, tokenizer_of
 from equitape.report.benchmark import write_reading_plot
 from equitape.runs.environment import describe_environment
+from equitape.runs.files import write_json
 
 
 def check_kernel(model, device):
@@ -46,13 +46,14 @@ def main():
     parser.add_argument("--rope-tokens", type=int, help="of the base; the same if not given")
     parser.add_argument("--chunk", type=int, default=CHUNK)
     parser.add_argument("--last", type=int, default=LAST, help="tokens at the end whose perplexity is printed")
+    parser.add_argument("--seconds", type=float, help="end each reading before it takes longer")
     parser.add_argument("--output", type=Path, help="JSON file to write")
     parser.add_argument("--plot", type=Path, help="plot to write")
     given = parser.parse_args()
     device = choose_device()
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     text = build_tokens(given.data, tokenizer_of(given.base)).joined()
-    readings = []
+    readings, environment = [], describe_environment()
     wanted = {"TAPE": given.tokens, "RoPE": given.tokens if given.rope_tokens is None else given.rope_tokens}
     for name, tokens in wanted.items():
         if not tokens:
@@ -69,22 +70,26 @@ def main():
         read_text(model, text[: min(4 * given.last, len(text))], "warm-up", chunk=given.last, last=min(64, given.last))
         row = text.repeat(-(-tokens // len(text)))[:tokens]
 
-        def show(length, seconds, name=name):
-            print(f"{name}: {length:,} tokens read, the last chunk in {seconds:.2f} s", flush=True)
+        def keep(reading, done=tuple(readings)):
+            # written after each chunk: what is measured is kept if memory or time ends
+            print(
+                f"{reading.name}: {reading.tokens:,} tokens read, the last chunk in {reading.chunk_seconds[-1]:.2f} s, "
+                f"perplexity of the last {given.last:,}: {reading.perplexity:.2f}",
+                flush=True,
+            )
+            if given.output:
+                content = {"environment": environment, "readings": [each.to_dict() for each in (*done, reading)]}
+                write_json(given.output, content)
 
-        reading = read_text(model, row, name, chunk=given.chunk, last=given.last, show=show)
+        reading = read_text(model, row, name, chunk=given.chunk, last=given.last, seconds=given.seconds, show=keep)
         peak = "" if reading.peak_gib is None else f", peak {reading.peak_gib:.1f} GiB"
         print(
-            f"{name}: {tokens:,} tokens in {reading.seconds:.1f} s, perplexity of the last {given.last:,}: "
+            f"{name}: {reading.tokens:,} tokens in {reading.seconds:.1f} s, perplexity of the last {given.last:,}: "
             f"{reading.perplexity:.2f}; cache {reading.cache_gib:.1f} GiB{peak}",
             flush=True,
         )
         readings.append(reading)
         del model
-        # what is measured is kept if the other model does not fit
-        if given.output:
-            content = {"environment": describe_environment(), "readings": [each.to_dict() for each in readings]}
-            given.output.write_text(json.dumps(content, indent=1))
     if given.plot:
         write_reading_plot(readings, given.plot)
 

@@ -20,17 +20,33 @@ from words import write_text
 @pytest.mark.parametrize(("chunk", "last"), [(64, 30), (23, 30), (23, 7), (200, 199)])
 def test_the_last_tokens_are_scored_as_in_one_go(kind, chunk, last):
     model, tokens = build(kind), draw_tokens(1, 200)[0]
-    lengths = []
-    reading = read_text(model, tokens, "any", chunk=chunk, last=last, show=lambda length, _: lengths.append(length))
+    shown = []
+    reading = read_text(model, tokens, "any", chunk=chunk, last=last, show=shown.append)
     with torch.no_grad():
         logits = model(tokens[None]).logits[0]
     wanted = cross_entropy(logits[-last - 1 : -1].double(), tokens[-last:])
     assert reading.perplexity == pytest.approx(math.exp(wanted), rel=1e-5)
-    assert reading.lengths == lengths == [*range(chunk, 200, chunk), 200]
-    assert len(reading.microseconds_per_token) == len(lengths)
+    assert reading.lengths == [each.tokens for each in shown] == [*range(chunk, 200, chunk), 200]
+    assert len(reading.microseconds_per_token) == len(shown)
+    # after any chunk, the last tokens until the one behind it
+    for each in shown[:-1]:
+        first = max(1, each.tokens + 1 - last)
+        wanted = cross_entropy(logits[first - 1 : each.tokens].double(), tokens[first : each.tokens + 1])
+        assert each.perplexity == pytest.approx(math.exp(wanted), rel=1e-5)
     assert reading.cache_gib > 0
     with pytest.raises(ValueError, match="last is 200; it must be at least 1 and below the 200 tokens"):
         read_text(model, tokens, "any", last=200)
+
+
+def test_reading_ends_where_the_time_does():
+    """Each chunk takes a second by a clock that counts its readings."""
+    ticks = iter(range(1000))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("equitape.bench.reading.now", lambda device: float(next(ticks)))
+        reading = read_text(build("rope"), draw_tokens(1, 200)[0], "any", chunk=20, last=5, seconds=4.5)
+    assert reading.tokens == 80
+    assert reading.lengths == [20, 40, 60, 80]
+    assert reading.perplexity == reading.perplexities[-1]
 
 
 def test_the_plot_has_both_models(tmp_path):

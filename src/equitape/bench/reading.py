@@ -40,6 +40,8 @@ class Reading:
     lengths: list[int] = field(default_factory=list)
     """Tokens read after each chunk."""
     chunk_seconds: list[float] = field(default_factory=list)
+    perplexities: list[float] = field(default_factory=list)
+    """After each chunk, of the last tokens until then."""
 
     @property
     def microseconds_per_token(self) -> list[float]:
@@ -61,9 +63,14 @@ def read_text(
     *,
     chunk: int = CHUNK,
     last: int = LAST,
-    show: Callable[[int, float], None] | None = None,
+    seconds: float | None = None,
+    show: Callable[[Reading], None] | None = None,
 ) -> Reading:
-    """Read tokens [N] in chunks and score the last ones. show: called with tokens and seconds after each chunk."""
+    """Read tokens [N] in chunks and score the last ones after each chunk.
+
+    seconds: end before a chunk with which reading would take longer, if it is as slow as the chunk before.
+    show: called after each chunk with the reading so far.
+    """
     device = model.device
     if not 0 < last < len(tokens):
         raise ValueError(f"last is {last}; it must be at least 1 and below the {len(tokens)} tokens of the text.")
@@ -72,41 +79,53 @@ def read_text(
     cache = DynamicCache(config=model.config)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    loss, lengths, times = 0.0, [], []
+    assert isinstance(model.config.encoding, dict)
+    kind = model.config.encoding["kind"]
+    losses = torch.zeros(0, device=device)
+    lengths: list[int] = []
+    times: list[float] = []
+    perplexities: list[float] = []
+
+    def so_far() -> Reading:
+        size = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
+        return Reading(
+            name=name,
+            encoding=kind,
+            tokens=lengths[-1],
+            chunk=chunk,
+            last=last,
+            perplexity=perplexities[-1],
+            seconds=sum(times),
+            cache_gib=size / 2**30,
+            peak_gib=torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None,
+            lengths=list(lengths),
+            chunk_seconds=list(times),
+            perplexities=list(perplexities),
+        )
+
     for start in range(0, total, chunk):
+        if seconds is not None and times and sum(times) + times[-1] > seconds:
+            break
         end = min(start + chunk, total)
         began = now(device)
         hidden = model.model(input_ids=tokens[:, start:end], past_key_values=cache, use_cache=True).last_hidden_state
         times.append(now(device) - began)
         lengths.append(end)
-        # the state of token i predicts token i + 1
-        first = max(start, total - last - 1)
-        if first < min(end, total - 1):
-            loss += sum_losses(model, hidden[0, first - start :], tokens[0, first + 1 : end + 1])
+        # the state of token i predicts token i + 1; that of the last token of all predicts nothing
+        first = max(start, end - last - 1)
+        new = token_losses(model, hidden[0, first - start :], tokens[0, first + 1 : end + 1])
+        losses = torch.cat((losses, new))[-last:]
+        perplexities.append(math.exp(float(losses.double().mean())))
         if show is not None:
-            show(end, times[-1])
+            show(so_far())
         del hidden
-    assert isinstance(model.config.encoding, dict)
-    size = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
-    return Reading(
-        name=name,
-        encoding=model.config.encoding["kind"],
-        tokens=total,
-        chunk=chunk,
-        last=last,
-        perplexity=math.exp(loss / last),
-        seconds=sum(times),
-        cache_gib=size / 2**30,
-        peak_gib=torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None,
-        lengths=lengths,
-        chunk_seconds=times,
-    )
+    return so_far()
 
 
-def sum_losses(model: EquitapeForCausalLM, hidden: Tensor, wanted: Tensor) -> float:
-    """The sum of losses in nats, of states [n or n + 1, C] and the tokens after them [n]."""
+def token_losses(model: EquitapeForCausalLM, hidden: Tensor, wanted: Tensor) -> Tensor:
+    """[n]: losses in nats, of states [n or n + 1, C] and the tokens after them [n]."""
     pairs = zip(hidden[: len(wanted)].split(LOGIT_TOKENS), wanted.split(LOGIT_TOKENS), strict=True)
-    return sum(float(cross_entropy(model.lm_head(part).float(), after, reduction="sum")) for part, after in pairs)
+    return torch.cat([cross_entropy(model.lm_head(part).float(), after, reduction="none") for part, after in pairs])
 
 
 def now(device: torch.device) -> float:
