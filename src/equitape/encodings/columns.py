@@ -47,14 +47,14 @@ class ColumnsLayer(LayerEncoding):
             of_query, of_key = self.decay.columns(hidden, positions, previous, dtype, scale, room)
         else:
             of_query, of_key = (
-                hidden.new_zeros(shape, dtype=dtype) for shape in ((self.num_heads, room), (1, 1, 1, room))
+                hidden.new_zeros(shape, dtype=dtype) for shape in ((1, self.num_heads, 1, room), (1, 1, 1, room))
             )
         if self.keeps_clock:
             assert positions.drift is not None
             clock = split_parts(positions.drift.detach(), dtype)
             of_query = nn.functional.pad(of_query, (0, PARTS))
             of_key = torch.cat((of_key.expand(*clock.shape[:3], -1), clock), dim=-1)
-        return Columns(of_query[None, :, None], of_key, self.inside)
+        return Columns(of_query if of_query.dim() == 4 else of_query[None], of_key, self.inside)
 
 
 class RotaryLayer(ColumnsLayer):

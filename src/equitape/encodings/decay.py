@@ -4,6 +4,10 @@ score_ij - (L_i - L_j), where L grows along the sequence. L_i is the same for al
 softmax, so only + L_j is needed: a product of extra columns, with L_j in the key and a constant in the query. Attention
 kernels need neither a mask nor a bias for it.
 
+While slopes are trained, queries have - L_i too, against a constant column of the key. In backward, fused kernels round
+the gradients of scores to half precision. A row of them then does not add up to zero, and L_j would multiply the
+remainder: at 1,024 tokens, gradients of slopes would be off by 40 %. With - L_i, the distance multiplies it.
+
 Shapes: B batch, N tokens, H query heads, G key-value heads, D head dimension, C hidden size, E extra columns.
 """
 
@@ -21,6 +25,8 @@ from .running import COLUMN_UNIT, PARTS, join_parts, leading_parts, running_sum,
 
 ALIGNMENT = 8
 """Attention kernels need widths in multiples of this; added columns are zero-padded."""
+ANCHOR = 4096.0
+"""The constant column of keys, by which queries subtract L_i. Float16 then covers positions up to 33 million."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,12 +70,12 @@ class DecayOptions(Options):
 def count_columns(options: DecayOptions, keeps_clock: bool) -> int:
     """Number of columns of decay and clock in a block, with padding.
 
-    Added columns hold the six largest of the products of two numbers in three parts each. Inside a head there are
-    three, and slopes are rounded to the model's dtype.
+    Added columns hold the six largest of the products of two numbers in three parts each, and the anchor. Inside a
+    head there are three and the anchor, and slopes are rounded to the model's dtype.
     """
     used = PARTS * keeps_clock
     if options.decay != "none":
-        used += PARTS if options.decay == "gate" or options.decay_inside else 6
+        used += PARTS if options.decay == "gate" else PARTS + 1 if options.decay_inside else 7
     multiple = 2 if options.decay_inside else ALIGNMENT
     return -(-used // multiple) * multiple
 
@@ -89,11 +95,24 @@ def alibi_slopes(count: int, device: torch.device, slowest: float = 2**-8) -> Te
 
 def distance_columns(positions: Positions, dtype: torch.dtype, count: int, inside: bool) -> Tensor:
     """Key columns for slopes, [B, 1, N, count]: ids in three parts, in the order that the columns of queries have."""
-    assert positions.origin is not None
-    # counted from the start of the sequence: a shift of all ids changes nothing, not even rounding
-    parts = split_parts(positions.ids - positions.origin, dtype)[:, None]
+    parts = split_parts(_places(positions), dtype)[:, None]
     used = parts if inside else torch.cat((parts, parts[..., :2], parts[..., :1]), dim=-1)
-    return nn.functional.pad(used, (0, count - used.shape[-1]))
+    return _pad(nn.functional.pad(used, (0, 1), value=ANCHOR), count)
+
+
+def _places(positions: Positions) -> Tensor:
+    """Ids [B, N] counted from the start of the sequence: a shift of all ids changes nothing, not even rounding."""
+    assert positions.origin is not None
+    return positions.ids - positions.origin
+
+
+def _relative(of_query: Tensor, travelled: Tensor, scale: float) -> Tensor:
+    """Query columns [H, 1, E] with - L_i behind them: [B, H, N, E + 1]. L is [B, H, N].
+
+    In float32, so that autograd sums the gradients of all tokens in it.
+    """
+    own = (travelled * (-1 / (ANCHOR * scale)))[..., None]
+    return torch.cat((of_query.to(own).expand(*own.shape[:3], -1), own), dim=-1)
 
 
 class Decay(nn.Module):
@@ -132,14 +151,16 @@ class Decay(nn.Module):
         scale: float,
         count: int,
     ) -> tuple[Tensor, Tensor]:
-        """Columns whose products are added to the scores: for queries [H, count], for keys [B or 1, G or 1, N, count].
+        """Columns whose products are added to the scores.
+
+        For queries [B, H, N, count] or [H, 1, count], for keys [B or 1, G or 1, N, count].
 
         hidden: [B, N, C], input of the query and key projections; previous: [B, G, E], columns of the last cached key.
         """
         # the softmax scale also multiplies these products
         unit = COLUMN_UNIT / scale
         if self.kind == "gate":
-            of_query = hidden.new_full((self.num_heads, PARTS), unit, dtype=dtype)
+            of_query = hidden.new_full((self.num_heads, 1, PARTS), unit, dtype=dtype)
             of_key = split_parts(self._gated_sum(hidden, positions, previous), dtype)
             return _pad(of_query, count), _pad(of_key, count)
         if self.kind == "learned":
@@ -147,19 +168,23 @@ class Decay(nn.Module):
         else:
             # not a buffer, which would be rounded when the model is cast to half precision
             rates = alibi_slopes(self.decaying, hidden.device, self.slowest).float()
-        rates = rates * unit
+        if self.decaying < self.heads:
+            rates = nn.functional.pad(rates, (0, self.heads - self.decaying))
+        factors = rates * unit
         if self.inside:
-            of_query = rates.to(dtype)[:, None].expand(-1, PARTS)
+            of_query = factors[:, None, None].expand(-1, -1, PARTS)
         else:
-            exact = rates.detach()
+            exact = factors.detach()
             first, second = leading_parts(exact, dtype)
             # the gradient goes through the first part
-            high, medium, low = first + (rates - exact), second, exact - first - second
-            of_query = torch.stack((high, high, high, medium, medium, low), dim=-1).to(dtype)
+            high, medium, low = first + (factors - exact), second, exact - first - second
+            of_query = torch.stack((high, high, high, medium, medium, low), dim=-1)[:, None]
+        if torch.is_grad_enabled() and rates.requires_grad:
+            of_query = _relative(of_query, rates[:, None] * _places(positions)[:, None].to(rates), scale)
         made = positions.distances
         if made is None or made.dtype != dtype or made.shape[-1] != count:
             made = distance_columns(positions, dtype, count, self.inside)
-        return _pad(of_query, count, self.heads - self.decaying), made
+        return _pad(of_query.to(dtype), count), made
 
     def _gated_sum(self, hidden: Tensor, positions: Positions, previous: Tensor | None) -> Tensor:
         """L, the running sum of what the forget gates read: [B, G, N]."""
@@ -176,6 +201,6 @@ class Decay(nn.Module):
         return torch.promote_types(x.dtype, torch.float32)
 
 
-def _pad(columns: Tensor, count: int, heads: int = 0) -> Tensor:
-    """Columns [..., E] padded with zeros to `count`, and with so many heads of zeros in the axis before."""
-    return nn.functional.pad(columns, (0, count - columns.shape[-1], 0, heads))
+def _pad(columns: Tensor, count: int) -> Tensor:
+    """Columns [..., E] padded with zeros to `count`."""
+    return nn.functional.pad(columns, (0, count - columns.shape[-1]))
