@@ -38,10 +38,12 @@ SHIPPED = {
     "retrieval",
     "lm-books",
     "beyond-addition",
+    "beyond-addition-40",
     "beyond-books",
     "beyond-copy",
     "beyond-flip-flop",
     "beyond-retrieval",
+    "beyond-s5",
     "c4-155m",
     "ablation-updates",
     "ablation-equivariance",
@@ -110,6 +112,31 @@ def test_every_shipped_recipe_dry_runs(name, books, tmp_path):
     for words in (recipe.task["name"], "parameters", "Dry run", "tokens"):
         assert words in result.output
     assert not (tmp_path / "out").exists()
+
+
+BEYOND = sorted(name for name in SHIPPED if name.startswith("beyond-"))
+
+
+@pytest.mark.parametrize("name", [name for name in BEYOND if name != "beyond-books"])
+def test_beyond_the_paper_every_encoding_is_compared_with_jumps_where_it_reads_ids(name):
+    choices = load_recipe(name).choices
+    jumping = {choice.encoding["kind"] for choice in choices if choice.jumps is not None}
+    assert jumping == {"rope", "fire", "tape", "tape2"}
+    assert {choice.encoding["kind"] for choice in choices} == jumping | {"nope", "cope", "fox", "path"}
+    assert len({choice.jumps for choice in choices if choice.jumps is not None}) == 1
+
+
+def test_on_books_every_encoding_is_given_jumps_and_decay_and_both():
+    cells = {
+        (choice.encoding["kind"], with_decay(choice.encoding), choice.jumps is not None)
+        for choice in load_recipe("beyond-books").choices
+    }
+    every = {(kind, decay, jumps) for kind in ("nope", "rope", "tape", "tape2") for decay in (0, 1) for jumps in (0, 1)}
+    assert cells == every - {("nope", False, True)}
+
+
+def with_decay(encoding):
+    return encoding.get("decay", "learned" if encoding["kind"] == "tape2" else "none") != "none"
 
 
 def test_the_papers_sizes():
