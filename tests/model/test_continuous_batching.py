@@ -2,9 +2,11 @@
 
 import pytest
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 
 from batching import draw_prompts, one_by_one, serve
 from cases import CASES, build, draw_tokens
+from equitape.model.paged import PagedCache, row_width
 
 KINDS = [case for case in CASES if case not in ("rope-dynamic", "randpe-sampled")]
 
@@ -57,8 +59,6 @@ def test_without_the_state_tokens_differ():
 
 def test_the_cache_stores_nothing_twice():
     """Rows of TAPE's cache: three head dimensions in two rows."""
-    from equitape.model.paged import row_width
-
     assert row_width(build("tape", head_dim=8).config) == 12
     assert row_width(build("rope", head_dim=8).config) == 8
     assert row_width(build("alibi", head_dim=8).config) == 16
@@ -89,8 +89,47 @@ def test_the_kernel_reads_the_cache_in_place(monkeypatch):
     pytest.importorskip("triton")
     if torch.cuda.is_available():
         pytest.skip("compiled kernels run in tests/gpu")
-    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "sliding_window": 5, "sliding_layers": [1]}
+    sizes = {"hidden_size": 64, "sliding_window": 5, "sliding_layers": [1]}
     model, prompts = build("tape-clock", dtype=torch.float32, **sizes), draw_prompts()[:2]
     expected = one_by_one(model, prompts)
     monkeypatch.setenv("EQUITAPE_KERNELS", "triton")
     assert serve(model, prompts) == expected
+
+
+class CacheInGroups:
+    """A cache in which every layer is a group, with rows of its own in storage that all share, as transformers 5.17
+    makes it where one layer of three slides.
+    """
+
+    dtype = torch.float32
+
+    def __init__(self, layers, rows, num_heads, width):
+        self.layer_index_to_group_indices = {layer: (layer, 0) for layer in range(layers)}
+        self.key_cache, self.value_cache = ([torch.zeros(rows, num_heads, width)] for _ in range(2))
+
+    def update(self, key, value, layer, read_index, write_index):
+        for storage, new in ((self.key_cache, key), (self.value_cache, value)):
+            storage[0][write_index[layer]] = new[0].transpose(0, 1)
+        return key[0].transpose(0, 1), value[0].transpose(0, 1)
+
+
+def test_layers_of_one_type_in_several_groups(monkeypatch):
+    pytest.importorskip("triton")
+    if torch.cuda.is_available():
+        pytest.skip("compiled kernels run in tests/gpu")
+    monkeypatch.setenv("EQUITAPE_KERNELS", "triton")
+    model = build("rope", dtype=torch.float32, num_hidden_layers=2, hidden_size=64, num_key_value_heads=4)
+    cache = CacheInGroups(layers=2, rows=20, num_heads=4, width=16)
+    ends = torch.tensor([0, 2, 5])
+    requests = {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_seqlen_q": 3, "max_seqlen_k": 3}
+    rows = torch.randperm(20)
+    nothing = [torch.empty(0, dtype=torch.int64)] * 2
+    paged = PagedCache(cache, {**requests, "read_index": nothing, "write_index": [rows[:5], rows[5:10]]}, model.config)
+    mask = paged.masks(model.model.encoding, torch.tensor([[0, 1, 0, 1, 2]]), torch.float32, 0.25)["full_attention"]
+    for layer in range(2):
+        query, key, value = torch.randn(3, 1, 4, 5, 16)
+        output = mask.attend(None, query, *paged.update(key, value, layer))
+        for some in (slice(0, 2), slice(2, 5)):
+            own = (tensor[:, :, some] for tensor in (query, key, value))
+            expected = scaled_dot_product_attention(*own, is_causal=True, scale=0.25)
+            assert torch.allclose(output[:, some], expected.transpose(1, 2), atol=1e-5)

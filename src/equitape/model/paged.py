@@ -161,11 +161,12 @@ class PagedCache:
         from ..kernels.triton_paged import paged_attention
 
         ends, key_ends = self.ends.int(), self.key_ends[kind].int()
-        group = self._group(self.layer_types.index(kind))
-        # without anything to read, the keys are the new tokens
-        rows = self.read_index[group] if self.read_index[group].numel() else self.write_index[group]
 
         def attend(plain: Callable, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            # layers of one type may lie in several groups, each with rows of its own
+            group = self._group(self.layer)
+            # without anything to read, the keys are the new tokens
+            rows = self.read_index[group] if self.read_index[group].numel() else self.write_index[group]
             first, second = (storage[0].transpose(0, 1) for storage in (key, value))
             widths = self.widths[self.layer]
             tokens = query[0].transpose(0, 1)
