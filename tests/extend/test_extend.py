@@ -245,6 +245,7 @@ def test_a_comparator_has_its_own_settings():
     assert (own.method, own.theta, own.scaling_factor, own.recall) == ("yarn+lora", 4e6, 16, 0.5)
     assert (own.minutes, own.steps, own.seed, own.lora_rank, own.learning_rate) == (None, 7, 2, 4, 3e-3)
     assert own.to_dict()["jumps"]["rate"] == 0
+    assert comparator_settings("lora@scaling=linear", settings).scaling == "linear"
     every = comparator_settings("theta", settings)
     assert (every.lora_rank, every.learning_rate, every.theta, every.minutes) == (None, None, None, 2)
 

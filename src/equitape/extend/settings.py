@@ -29,8 +29,8 @@ COMPARATORS = (
 )
 EVERY_COMPARATOR = "all"
 OVERRIDES = (
-    "theta", "scaling_factor", "learning_rate", "recall", "jumps", "row_length", "batch_size", "steps", "lora_rank",
-    "lora_alpha", "seed",
+    "theta", "scaling", "scaling_factor", "learning_rate", "recall", "jumps", "row_length", "batch_size", "steps",
+    "lora_rank", "lora_alpha", "seed",
 )  # fmt: skip
 """Settings that a comparator can have for itself, as in theta+lora@theta=4e6,recall=0.5."""
 
