@@ -58,10 +58,11 @@ def test_without_the_state_tokens_differ():
 
 
 def test_the_cache_stores_nothing_twice():
-    """Rows of TAPE's cache: three head dimensions in two rows."""
-    assert row_width(build("tape", head_dim=8).config) == 12
-    assert row_width(build("rope", head_dim=8).config) == 8
-    assert row_width(build("alibi", head_dim=8).config) == 16
+    """Rows of TAPE's cache: three head dimensions in two rows, each padded to a multiple of 8."""
+    assert row_width(build("tape", head_dim=8).config) == 16
+    assert row_width(build("tape", head_dim=16).config) == 24
+    assert row_width(build("rope", head_dim=16).config) == 16
+    assert row_width(build("alibi", head_dim=16).config) == 24
 
 
 def test_refusals():

@@ -7,6 +7,7 @@ rows are [key | end of the value] and [start of the value]: nothing is stored tw
 Shapes: N tokens and K keys of all requests, R requests, H query heads, G key-value heads, D head dimension.
 """
 
+import math
 from collections.abc import Callable
 from copy import copy
 from inspect import signature
@@ -30,9 +31,9 @@ ARGUMENTS = (
 
 
 def row_width(config: EquitapeConfig) -> int:
-    """Width of one of the two rows that the cache stores per token and layer."""
+    """Width of one of the two rows that the cache stores per token and layer: a multiple of 8, which kernels need."""
     widths = zip(config.key_cache_dims, config.value_cache_dims, strict=True)
-    return max(max(key, -(-(key + value) // 2)) for key, value in widths)
+    return max(8 * math.ceil(max(key, (key + value) / 2) / 8) for key, value in widths)
 
 
 class PagedModel:

@@ -133,16 +133,25 @@ def varlen_attention(
     ends: int32, where the sequences of queries and keys end, after a 0; longest: their largest lengths. The last tokens
     of a sequence of keys are its queries. The kernel takes values as wide as keys, so wider ones go in parts.
     """
-    width = key.shape[-1]
-    packed_query, packed_key = query[0].transpose(0, 1), key[0].transpose(0, 1)
+    packed_query, packed_key, packed_value = (aligned(x[0].transpose(0, 1)) for x in (query, key, value))
     parts = [
         torch.ops.aten._flash_attention_forward(
             packed_query, packed_key, part, *ends, *longest, 0.0, True, False,
             scale=scaling, window_size_left=None if window is None else window - 1, window_size_right=0,
         )[0]
-        for part in equal_parts(value[0].transpose(0, 1), width)
+        for part in equal_parts(packed_value, packed_key.shape[-1])
     ]  # fmt: skip
     return torch.cat(parts, dim=-1)[None, ..., : value.shape[-1]]
+
+
+def aligned(x: Tensor) -> Tensor:
+    """Columns [..., E], padded with zeros to a multiple of 8, in rows that each begin at a multiple of 8 elements.
+
+    Flash kernels read 16 bytes at a time and do not check that rows begin there: the GPU faults where they do not.
+    """
+    if x.shape[-1] % 8:
+        return nn.functional.pad(x, (0, -x.shape[-1] % 8))
+    return x.contiguous() if any(step % 8 for step in (x.storage_offset(), *x.stride()[:-1])) else x
 
 
 def equal_parts(x: Tensor, width: int) -> tuple[Tensor, ...]:
