@@ -7,6 +7,7 @@ from torch import nn
 from cases import build, draw_tokens, gap, tiny_config
 from equitape import EquitapeForCausalLM
 from equitape.encodings import ENCODINGS, Geometry, Positions, path
+from equitape.kernels import reflections
 
 SIZES = Geometry(hidden_size=12, num_heads=4, num_kv_heads=2, head_dim=6, num_layers=1)
 N = 21
@@ -47,7 +48,7 @@ def multiplied_scores(layer, hidden, query, key):
 
 @pytest.mark.parametrize("block", [4, 64])
 def test_scores_and_gradients_are_those_of_multiplied_matrices(monkeypatch, block):
-    monkeypatch.setattr(path, "BLOCK", block)
+    monkeypatch.setattr(reflections, "BLOCK", block)
     torch.manual_seed(0)
     layer = random_layer()
     hidden, query, key = (

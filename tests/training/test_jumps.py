@@ -118,6 +118,7 @@ def test_an_interrupted_run_goes_on_with_the_same_jumps(tmp_path, monkeypatch):
     [
         ("nope", "does not read position ids"),
         ("cope", "does not read position ids"),
+        ("path", "does not read position ids"),
         ("learned", "has a fixed number of positions"),
         ("randpe", "has a fixed number of positions"),
     ],

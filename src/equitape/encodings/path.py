@@ -2,9 +2,8 @@
 
 score_ij = q_i^T H_i H_{i-1} ... H_{j+1} k_j,  H_t = I - beta_t w_t w_t^T, with w_t and beta_t made from the content.
 
-The products are never multiplied out. With v_t = sqrt(beta_t) w_t, those of a block of tokens are
-I - V^T (I + L)^-1 V, where L is the part of V V^T below its diagonal; a query goes through the blocks from right to
-left. The change of the scores is the bias of this encoding. Keys hold v in extra columns, so any cache can be used.
+The change of the scores is the bias of this encoding (kernels/reflections.py). Keys hold v_t = sqrt(beta_t) w_t in
+extra columns, so any cache can be used.
 
 Shapes: B batch, N tokens, K keys, H query heads, G key-value heads, D head dimension, C hidden size.
 """
@@ -16,6 +15,7 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
+from .. import kernels
 from ..settings import Ge
 from .base import LayerEncoding, register_encoding
 from .columns import ColumnsLayer
@@ -25,7 +25,6 @@ from .options import Geometry
 from .positions import Positions, run_starts
 from .running import without_autocast
 
-BLOCK = 64
 EPSILON = 1e-6
 
 
@@ -70,35 +69,16 @@ def earlier_tokens(x: Tensor, positions: Positions, cached: Tensor | None, count
     return found
 
 
-def reflected_products(query: Tensor, key: Tensor, direction: Tensor, last: Tensor) -> Tensor:
-    """q_i^T (H_i ... H_{j+1} - I) k_j for all queries and keys: [B, H, N, K] in float32 or wider.
+def reflected_products(query: Tensor, key: Tensor, direction: Tensor, last: Tensor, scale: float = 1.0) -> Tensor:
+    """scale q_i^T (H_i ... H_{j+1} - I) k_j for all queries and keys: [B, H, N, K] in the dtype of the query.
 
     query: [B, H, N, D]; key, direction: [B, G, K, D], with H_t = I - v_t v_t^T; last: [B or 1, N], index of each
-    query's own token among the keys. Numbers of later keys mean nothing.
+    query's own token among the keys, which grows along the tokens. Numbers of later keys mean nothing.
     """
-    groups, num_keys = key.shape[1:3]
-    wide, size = torch.promote_types(query.dtype, torch.float32), min(BLOCK, num_keys)
-    key, direction = (
-        nn.functional.pad(x.to(wide), (0, 0, 0, -num_keys % size)).unflatten(2, (-1, size)) for x in (key, direction)
-    )
+    wide = direction.to(torch.promote_types(direction.dtype, torch.float32))
     # |v|^2 is at most 2; if it were rounded up, products of many reflections would grow
-    direction = direction * (direction.square().sum(-1, keepdim=True) / 2).clamp(min=1).rsqrt()
-    place = torch.arange(key.shape[2] * size, device=key.device).view(-1, size)
-    # the query heads of a group follow each other
-    ratio = query.shape[1] // groups
-    start, last = query.to(wide).unflatten(1, (groups, ratio)).flatten(2, 3), last.repeat(1, ratio)
-    with without_autocast(query.device):
-        # (I + L)^-1 times what a query meets in its block: keys before each token, and the way out of the block
-        below = (direction @ direction.mT).tril(-1)
-        met = torch.cat(((direction @ key.mT).tril(-1), direction), dim=-1)
-        solved = torch.linalg.solve_triangular(below, met, upper=False, unitriangular=True)
-        query, changes = start, []
-        for block in reversed(range(key.shape[2])):
-            of_keys, of_queries = solved[:, :, block].split((size, key.shape[-1]), dim=-1)
-            turned = (query @ direction[:, :, block].mT) * (last[..., None] >= place[block])[:, None]
-            changes.append((query - start) @ key[:, :, block].mT - turned @ of_keys)
-            query = query - turned @ of_queries
-    return torch.cat(changes[::-1], dim=-1)[..., :num_keys].unflatten(2, (ratio, -1)).flatten(1, 2)
+    wide = wide * (wide.square().sum(-1, keepdim=True) / 2).clamp(min=1).rsqrt()
+    return kernels.reflected_products(query, key, wide, last, scale)
 
 
 class PathLayer(ColumnsLayer):
@@ -159,7 +139,7 @@ class PathLayer(ColumnsLayer):
         content, direction = key[..., : 2 * self.head_dim].chunk(2, dim=-1)
         index = torch.arange(key.shape[2], device=key.device)
         last = torch.where(visible, index, -1).amax((1, -1))
-        return reflected_products(query[..., : self.head_dim], content, direction, last) * scale
+        return reflected_products(query[..., : self.head_dim], content, direction, last, scale)
 
 
 @register_encoding("path")

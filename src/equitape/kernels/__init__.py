@@ -1,4 +1,5 @@
-"""TAPE's operations, the field update and the backward of its rotations, in plain PyTorch and fused in Triton.
+"""TAPE's operations, the field update and the backward of its rotations, in plain PyTorch and fused in Triton; PaTH's
+products of reflections, in plain PyTorch.
 
 The environment variable EQUITAPE_KERNELS chooses: "auto" (Triton for tensors on CUDA, plain PyTorch otherwise),
 "reference" (plain PyTorch everywhere) or "triton" (Triton or an error; on CPU only under Triton's interpreter).
@@ -12,12 +13,14 @@ from torch import Tensor
 
 from . import reference
 from .operator import fused_mix, fused_move, fused_rotary_backward, fused_token_update, fused_update
+from .reflections import reflected_products
 
 __all__ = [
     "apply_rotary_backward",
     "fuses_token",
     "move_field",
     "reads_pages",
+    "reflected_products",
     "update_field",
     "update_token",
 ]
