@@ -60,8 +60,8 @@ def test_same_frequencies_as_transformers(name):
     rotary = theirs(parameters)
     ours = inverse_frequencies(DIM, 10000.0, scaling, CPU)
     assert ours.dtype == torch.float64
-    # theirs are float32, ours float64
-    torch.testing.assert_close(ours, rotary.inv_freq.double(), rtol=2e-6, atol=0)
+    # theirs are float32, ours float64, but for llama3's, which have theirs digit by digit
+    torch.testing.assert_close(ours, rotary.inv_freq.double(), rtol=0 if name == "llama3" else 2e-6, atol=0)
     assert softmax_scale(scaling) == pytest.approx(rotary.attention_scaling**2, rel=1e-12)
 
 

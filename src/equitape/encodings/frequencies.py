@@ -121,7 +121,7 @@ def inverse_frequencies(
     if scaling.kind == "yarn":
         return _yarn(plain, head_dim, theta, scaling)
     if scaling.kind == "llama3":
-        return _llama3(plain, scaling)
+        return _llama3(theta, exponent, scaling)
     return plain
 
 
@@ -190,10 +190,14 @@ def _yarn(plain: Tensor, head_dim: int, theta: float, scaling: Scaling) -> Tenso
     return plain * (1 - interpolated) + plain / scaling.factor * interpolated
 
 
-def _llama3(plain: Tensor, scaling: Scaling) -> Tensor:
-    """Llama 3.1's rule: by wavelength relative to the trained context, smooth in between."""
+def _llama3(theta: float, exponent: Tensor, scaling: Scaling) -> Tensor:
+    """Llama 3.1's rule: by wavelength relative to the trained context, smooth in between.
+
+    In float32 and in the order of the released models' code: near its end the smooth step enlarges rounding tenfold.
+    """
     assert scaling.original_max_positions is not None
-    turns = scaling.original_max_positions * plain / (2 * math.pi)
+    plain = 1.0 / torch.full((), theta, device=exponent.device) ** exponent.float()
+    turns = scaling.original_max_positions / (2 * math.pi / plain)
     smooth = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
     smooth = smooth.clamp(0, 1)
-    return plain * smooth + plain / scaling.factor * (1 - smooth)
+    return ((1 - smooth) * plain / scaling.factor + smooth * plain).to(exponent.dtype)
