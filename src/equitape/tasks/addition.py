@@ -40,30 +40,18 @@ class Addition(DigitTask):
         return max(cell) + 2
 
     def evaluate(self, model: Any, seed: int, share: float = 1.0) -> Evaluation:
-        options = self.options
-        lengths = options.sizes(options.tested_digits)
+        lengths = self.options.sizes
         scores = self.score_cells(model, [(left, right) for left in lengths for right in lengths], seed, share)
-
-        def trained(cell: Cell) -> bool:
-            return max(cell) <= options.trained_digits
-
-        return Evaluation(
-            metrics={
-                "exact_match_grid": mean_percent(scores, lambda _: True),
-                "exact_match_inside": mean_percent(scores, trained),
-                "exact_match_outside": mean_percent(scores, lambda cell: not trained(cell)),
-            },
-            heat_maps=[
-                HeatMap(
-                    title="exact match",
-                    row_label="digits of the first operand",
-                    rows=lengths,
-                    column_label="digits of the second operand",
-                    columns=lengths,
-                    values=[[scores[left, right] for right in lengths] for left in lengths],
-                )
-            ],
+        grid = HeatMap(
+            title="exact match",
+            row_label="digits of the first operand",
+            rows=lengths,
+            column_label="digits of the second operand",
+            columns=lengths,
+            values=[[scores[left, right] for right in lengths] for left in lengths],
         )
+        everywhere = mean_percent(scores, lambda cell: True)
+        return Evaluation(metrics={"exact_match_grid": everywhere, **self.means(scores)}, heat_maps=[grid])
 
 
 def total_length(num_digits: int) -> int:

@@ -13,7 +13,7 @@ from ..runs.results import EXACT_MATCH, TOKEN_ACCURACY
 from ..settings import Positive
 from .answers import forced_accuracy
 from .base import Curve, Evaluation, evaluation_generator, require_order, scale_samples
-from .prompts import SMALL, Cell, Examples, LengthOptions, PromptOptions, PromptTask, constant, evaluate_lengths, join
+from .prompts import SMALL, Cell, Examples, LengthOptions, LengthTask, PromptOptions, PromptTask, constant, join
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,14 +46,12 @@ class SymbolTask(PromptTask):
         )
 
 
-class Copy(SymbolTask):
+class Copy(SymbolTask, LengthTask):
     """Copy a row; scored by length."""
 
     name = "copy"
     idea = "write a row of symbols again; longer rows than in training"
     options_class = CopyOptions
-    headline = "exact_match_outside"
-    metrics = (EXACT_MATCH,)
     options: CopyOptions
 
     def lengths(self) -> tuple[int, int]:
@@ -82,10 +80,6 @@ class Copy(SymbolTask):
 
     def answer_length(self, cell: Cell) -> int:
         return cell[0] + 1
-
-    def evaluate(self, model: Any, seed: int, share: float = 1.0) -> Evaluation:
-        options = self.options
-        return evaluate_lengths(self, model, options.trained_symbols, options.tested_symbols, "symbols", seed, share)
 
 
 class Reverse(Copy):

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..runs.results import EXACT_MATCH
 from ..settings import Positive
-from .prompts import SMALL, LengthOptions, PromptTask
+from .prompts import SMALL, LengthOptions, LengthTask
 
 SYMBOLS = "0123456789+*="
 PLUS, TIMES, EQUALS = (SYMBOLS.index(symbol) for symbol in "+*=")
@@ -29,12 +28,10 @@ class DigitOptions(LengthOptions):
     unit = "digits"
 
 
-class DigitTask(PromptTask):
-    """The base of the arithmetic tasks: tokens and headline metric."""
+class DigitTask(LengthTask):
+    """The base of the arithmetic tasks and their tokens."""
 
     options_class = DigitOptions
-    headline = "exact_match_outside"
-    metrics = (EXACT_MATCH,)
     vocab_size = VOCAB_SIZE
     pad_token_id = PAD
     eos_token_id = END

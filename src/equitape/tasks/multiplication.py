@@ -3,15 +3,12 @@
 An example reads `a*d=c`, numbers least digit first: 12 * 9 = 108 is written `21*9=801`. Shapes: n examples.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from . import digits
-from .base import Evaluation
 from .digits import END, EQUALS, PAD, TIMES, DigitTask
-from .prompts import Cell, Examples, constant, evaluate_lengths, join
+from .prompts import Cell, Examples, constant, join
 
 
 class Multiplication(DigitTask):
@@ -35,10 +32,6 @@ class Multiplication(DigitTask):
 
     def answer_length(self, cell: Cell) -> int:
         return cell[0] + 2
-
-    def evaluate(self, model: Any, seed: int, share: float = 1.0) -> Evaluation:
-        options = self.options
-        return evaluate_lengths(self, model, options.trained_digits, options.tested_digits, "digits", seed, share)
 
 
 def make_products(lengths: Tensor, generator: torch.Generator) -> Examples:

@@ -82,8 +82,8 @@ class Window(NamedTuple):
     """Number of tokens, and of predictions."""
     first: int
     """Its first scored prediction."""
-    last: int | None = None
-    """End of its scored predictions; None: all from `first` on are scored."""
+    end: int
+    """After its last scored prediction."""
 
 
 Span = tuple[int, int]
@@ -131,8 +131,7 @@ def perplexity(
             f"longer documents or a shorter length."
         )
     if max_windows is not None and max_windows < len(windows):
-        chosen = torch.linspace(0, len(windows) - 1, max_windows, dtype=torch.float64).round().long().tolist()
-        windows = [windows[index] for index in chosen]
+        windows = [windows[index] for index in spread_evenly(len(windows), max_windows)]
 
     sums, counts = score_windows(model, tokens, windows, length, batch_tokens=batch_tokens, progress=progress)
     used = sorted({window.document for window in windows})
@@ -180,9 +179,8 @@ def score_windows(
             losses = losses_of(rows[:, :-1], rows[:, 1:]).cpu().double()
             size = losses.shape[1]
             place = torch.arange(size)
-            counted = (place >= torch.tensor([w.first for w in batch])[:, None]) & (
-                place < torch.tensor([size if w.last is None else w.last for w in batch])[:, None]
-            )
+            first, end = (torch.tensor([getattr(w, name) for w in batch])[:, None] for name in ("first", "end"))
+            counted = (place >= first) & (place < end)
             sums[:size] += torch.where(counted, losses, 0).sum(0)
             counts[:size] += counted.sum(0)
             done += len(batch)
@@ -224,39 +222,26 @@ def cut_windows(
 ) -> list[Window]:
     """The windows of one document and their scored predictions. spans: score only these."""
     predictions = num_tokens - 1
-    if spans is not None and predictions >= length:
-        cut = _cut_all if score == "all" else _cut_new
-        return [window for span in spans for window in cut(document, predictions, length, stride, *span)]
     if predictions < length:
-        return [Window(document, 0, predictions, 0)] if keep_short and predictions > 0 else []
-    starts = range(0, predictions - length + 1, stride)
-    if score == "all":
-        return [Window(document, start, length, 0) for start in starts]
-    windows = [Window(document, start, length, length - stride if start else 0) for start in starts]
-    reached = starts[-1] + length
-    if reached < predictions:
-        start = predictions - length
-        windows.append(Window(document, start, length, reached - start))
-    return windows
-
-
-def _cut_new(document: int, predictions: int, length: int, stride: int, start: int, end: int) -> list[Window]:
-    """Windows that score every prediction of a span once, with at least `length - stride` tokens of context.
-
-    Only the start of a document has less context. With `stride = length` the windows follow each other from `start` on.
-    """
+        return [Window(document, 0, predictions, 0, predictions)] if keep_short and predictions > 0 else []
     windows = []
-    while start < end:
-        begin = min(max(0, start + stride - length), predictions - length)
-        stop = min(begin + length, end)
-        windows.append(Window(document, begin, length, start - begin, stop - begin))
-        start = stop
+    for start, end in [(0, predictions)] if spans is None else spans:
+        if score == "all":
+            starts = range(start, end - length + 1, stride)
+            windows += [Window(document, begin, length, 0, length) for begin in starts]
+            continue
+        # each prediction once, with at least `length - stride` tokens of context but at the start of the document
+        while start < end:
+            begin = min(max(0, start + stride - length), predictions - length)
+            stop = min(begin + length, end)
+            windows.append(Window(document, begin, length, start - begin, stop - begin))
+            start = stop
     return windows
 
 
-def _cut_all(document: int, predictions: int, length: int, stride: int, start: int, end: int) -> list[Window]:
-    """Windows inside a span; all their predictions are scored."""
-    return [Window(document, begin, length, 0) for begin in range(start, end - length + 1, stride)]
+def spread_evenly(count: int, number: int) -> list[int]:
+    """`number` indices below `count`, the first and the last among them."""
+    return torch.linspace(0, count - 1, number, dtype=torch.float64).round().long().tolist()
 
 
 def spread_spans(num_tokens: int, size: int, number: int | None) -> list[Span]:
@@ -268,8 +253,7 @@ def spread_spans(num_tokens: int, size: int, number: int | None) -> list[Span]:
     if number is None or number * size >= predictions:
         return [(0, predictions)]
     tiles = predictions // size
-    chosen = torch.linspace(0, tiles - 1, min(number, tiles), dtype=torch.float64).round().long().tolist()
-    return [(tile * size, (tile + 1) * size) for tile in chosen]
+    return [(tile * size, (tile + 1) * size) for tile in spread_evenly(tiles, min(number, tiles))]
 
 
 def spread_over_documents(sizes: Sequence[int], size: int, number: int | None) -> list[list[Span]]:
@@ -282,7 +266,7 @@ def spread_over_documents(sizes: Sequence[int], size: int, number: int | None) -
         return [[(0, tokens - 1)] if count else [] for tokens, count in zip(sizes, tiles, strict=True)]
     places = [(document, tile) for document, count in enumerate(tiles) for tile in range(count)]
     spans: list[list[Span]] = [[] for _ in sizes]
-    for index in torch.linspace(0, len(places) - 1, number, dtype=torch.float64).round().long().tolist():
+    for index in spread_evenly(len(places), number):
         document, tile = places[index]
         spans[document].append((tile * size, (tile + 1) * size))
     return spans

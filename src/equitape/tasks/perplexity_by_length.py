@@ -148,8 +148,7 @@ class Perplexity(EvaluationTask):
         """The windows of a document. With `windows`, they score the same pieces at every length."""
         options = self.options
         spans = spread_spans(tokens, self.lengths[-1], options.windows)
-        whole = spans == [(0, tokens - 1)]
-        return cut_windows(0, tokens, length, options.stride or length, options.score, spans=None if whole else spans)
+        return cut_windows(0, tokens, length, options.stride or length, options.score, spans=spans)
 
     def answer(self, evaluated: EvaluatedModel, units: list[Unit], batch_tokens: int, advance: Advance) -> list[Record]:
         return [self.score(evaluated, unit, min(batch_tokens, MOST_BATCH_TOKENS), advance) for unit in units]
@@ -191,7 +190,11 @@ class Perplexity(EvaluationTask):
         curves, notes = [], []
         for name in names:
             suffix = f"_{name}" if len(names) > 1 else ""
-            totals = {length: total(records, name, length) for length in lengths}
+            mine = {
+                length: [record for record in records if (record["data"], record["length"]) == (name, length)]
+                for length in lengths
+            }
+            totals = {length: total(of_length) for length, of_length in mine.items()}
             values = {length: exp(sums["loss"]) for length, sums in totals.items()}
             inside = split_by_context(lengths, context).get("inside", [])
             longest = (inside or lengths)[-1]
@@ -199,8 +202,7 @@ class Perplexity(EvaluationTask):
             metrics[f"perplexity{suffix}"] = values[longest]
             metrics |= {f"perplexity{suffix}_{length}": value for length, value in values.items()}
             for length in lengths:
-                found = interval(records, name, length)
-                if found:
+                if found := interval(mine[length]):
                     intervals[f"perplexity{suffix}_{length}"] = found
                     if length == longest:
                         intervals[f"perplexity{suffix}"] = found
@@ -215,7 +217,7 @@ class Perplexity(EvaluationTask):
                     y=list(values.values()),
                 )
             )
-            places, losses = join_curves([r for r in records if (r["data"], r["length"]) == (name, lengths[-1])])
+            places, losses = join_curves(mine[lengths[-1]])
             curves.append(
                 Curve(
                     title=f"Loss of {name} against place, windows of {lengths[-1]}",
@@ -225,7 +227,7 @@ class Perplexity(EvaluationTask):
                     y=losses,
                 )
             )
-            if lost := [length for length in lengths if has_lost_losses(records, name, length)]:
+            if lost := [length for length in lengths if has_lost_losses(mine[length])]:
                 listed = ", ".join(map(str, lost))
                 notes.append(
                     f"{name}: the losses of the model are NaN or infinite at length {listed}; check its weights."
@@ -304,32 +306,30 @@ def join_curves(records: list[Record]) -> tuple[list[float], list[float]]:
     return [place for place, _ in kept], [loss for _, loss in kept]
 
 
-def total(records: list[Record], name: str, length: int) -> dict[str, float]:
-    """Loss in nats per token, bits per byte and predictions of a text at a length."""
-    mine = [record for record in records if (record["data"], record["length"]) == (name, length)]
-    tokens = sum(record["tokens"] for record in mine)
-    if not tokens or has_lost_losses(mine, name, length):
+def total(records: list[Record]) -> dict[str, float]:
+    """Loss in nats per token, bits per byte and predictions of the records of a text at a length."""
+    tokens = sum(record["tokens"] for record in records)
+    if not tokens or has_lost_losses(records):
         return {"loss": math.nan, "bits": math.nan, "tokens": tokens}
-    loss = math.fsum(record["loss_sum"] for record in mine) / tokens
-    documents = {record["document"]: record for record in mine}.values()
+    loss = math.fsum(record["loss_sum"] for record in records) / tokens
+    documents = {record["document"]: record for record in records}.values()
     share = sum(record["document_tokens"] for record in documents) / sum(r["document_bytes"] for r in documents)
     return {"loss": loss, "bits": loss / math.log(2) * share, "tokens": tokens}
 
 
-def has_lost_losses(records: list[Record], name: str, length: int) -> bool:
-    """Whether losses of a text at a length were NaN or infinite; files hold null for them."""
-    return any(record["loss_sum"] is None for record in records if (record["data"], record["length"]) == (name, length))
+def has_lost_losses(records: list[Record]) -> bool:
+    """Whether losses were NaN or infinite; files hold null for them."""
+    return any(record["loss_sum"] is None for record in records)
 
 
-def interval(records: list[Record], name: str, length: int) -> list[float]:
+def interval(records: list[Record]) -> list[float]:
     """The 95 % interval of perplexity over documents, by resampling them; empty for one document or NaN losses."""
     sums: dict[int, list[float]] = {}
-    if has_lost_losses(records, name, length):
+    if has_lost_losses(records):
         return []
     for record in records:
-        if (record["data"], record["length"]) == (name, length):
-            loss, tokens = sums.get(record["document"], [0.0, 0.0])
-            sums[record["document"]] = [loss + record["loss_sum"], tokens + record["tokens"]]
+        loss, tokens = sums.get(record["document"], [0.0, 0.0])
+        sums[record["document"]] = [loss + record["loss_sum"], tokens + record["tokens"]]
     if len(sums) < 2:
         return []
     table = torch.tensor(list(sums.values()), dtype=torch.float64)

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.utils.data import Dataset
 
+from ..runs.results import EXACT_MATCH
 from ..settings import Positive, Settings
 from .answers import Method, score_answers
 from .base import IGNORED, Curve, Evaluation, NumberedExamples, Task, evaluation_generator, scale_samples
@@ -168,44 +169,49 @@ class LengthOptions(PromptOptions):
     """The unit of sizes: subclasses have the settings trained_UNIT and tested_UNIT."""
 
     def __post_init__(self) -> None:
-        trained, tested = (getattr(self, f"{name}_{self.unit}") for name in ("trained", "tested"))
-        if tested < trained:
-            raise ValueError(
-                f"tested_{self.unit} is {tested}, less than trained_{self.unit}, {trained}; evaluation covers both."
-            )
-        if self.stride > trained:
-            raise ValueError(
-                f"stride is {self.stride}, more than trained_{self.unit}, {trained}; it would skip all trained sizes."
-            )
+        trained = f"trained_{self.unit}, {self.trained}"
+        if self.tested < self.trained:
+            raise ValueError(f"tested_{self.unit} is {self.tested}, less than {trained}; evaluation covers both.")
+        if self.stride > self.trained:
+            raise ValueError(f"stride is {self.stride}, more than {trained}; it would skip all trained sizes.")
 
-    def sizes(self, tested: int) -> list[int]:
+    @property
+    def trained(self) -> int:
+        return getattr(self, f"trained_{self.unit}")
+
+    @property
+    def tested(self) -> int:
+        return getattr(self, f"tested_{self.unit}")
+
+    @property
+    def sizes(self) -> list[int]:
         """The sizes to evaluate, up to the largest."""
-        return list(range(self.stride, tested + 1, self.stride))
+        return list(range(self.stride, self.tested + 1, self.stride))
 
 
-def evaluate_lengths(
-    task: PromptTask, model: Any, trained: int, tested: int, unit: str, seed: int, share: float
-) -> Evaluation:
-    """Exact match by size up to `tested`; sizes up to `trained` are in distribution."""
-    assert isinstance(task.options, LengthOptions)
-    sizes = task.options.sizes(tested)
-    scores = task.score_cells(model, [(size,) for size in sizes], seed, share)
+class LengthTask(PromptTask):
+    """Scored by exact match at each size, in and out of distribution."""
 
-    def seen(cell: Cell) -> bool:
-        return cell[0] <= trained
+    options: LengthOptions
+    headline = "exact_match_outside"
+    metrics = (EXACT_MATCH,)
 
-    return Evaluation(
-        metrics={
-            "exact_match_inside": mean_percent(scores, seen),
-            "exact_match_outside": mean_percent(scores, lambda cell: not seen(cell)),
-        },
-        curves=[
-            Curve(
-                title=f"exact match against {unit}",
-                x_label=unit,
-                x=[float(size) for size in sizes],
-                y_label="exact match",
-                y=[scores[size,] for size in sizes],
-            )
-        ],
-    )
+    def evaluate(self, model: Any, seed: int, share: float = 1.0) -> Evaluation:
+        sizes, unit = self.options.sizes, self.options.unit
+        scores = self.score_cells(model, [(size,) for size in sizes], seed, share)
+        curve = Curve(
+            title=f"exact match against {unit}",
+            x_label=unit,
+            x=[float(size) for size in sizes],
+            y_label="exact match",
+            y=[scores[size,] for size in sizes],
+        )
+        return Evaluation(metrics=self.means(scores), curves=[curve])
+
+    def means(self, scores: dict[Cell, float]) -> dict[str, float]:
+        """Mean scores in per cent over cells of trained sizes, and over all others."""
+        trained = self.options.trained
+        return {
+            "exact_match_inside": mean_percent(scores, lambda cell: max(cell) <= trained),
+            "exact_match_outside": mean_percent(scores, lambda cell: max(cell) > trained),
+        }

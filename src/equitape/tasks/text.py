@@ -24,7 +24,7 @@ from ..data.tokens import TokenStore, build_tokens, special_tokens
 from ..runs.results import BITS_PER_BYTE, PERPLEXITY
 from ..settings import Ge, Positive, Settings
 from .base import ENDLESS, Curve, Evaluation, Task
-from .perplexity import PerplexityResult, perplexity
+from .perplexity import PerplexityResult, perplexity, spread_evenly
 
 BPE_PREFIX = "bpe:"
 logger = logging.getLogger(__name__)
@@ -164,8 +164,8 @@ class Text(Task):
     def evaluate(self, model: Any, seed: int, share: float = 1.0) -> Evaluation:
         """Loss, perplexity and bits per byte at every length; NaN where an encoding cannot run that length."""
         wanted = max(1, int(self.options.eval_tokens * min(share, 1.0)) // self.tested_length)
-        chosen = torch.linspace(0, len(self._pieces) - 1, min(wanted, len(self._pieces)), dtype=torch.float64)
-        pieces = [self._pieces[index] for index in chosen.round().long().tolist()]
+        count = len(self._pieces)
+        pieces = [self._pieces[index] for index in spread_evenly(count, min(wanted, count))]
         metrics: dict[str, float] = {}
         lengths: list[float] = []
         perplexities: list[float] = []
@@ -204,7 +204,7 @@ class Text(Task):
 
     @property
     def _tokens_per_byte(self) -> float:
-        """UTF-8 bytes of the held-out text, without end tokens."""
+        """Of the held-out text in UTF-8, without end tokens."""
         store = self.valid_store
         ends = len(store) if store.facts.end_id is not None else 0
         return (store.num_tokens - ends) / int(store.num_bytes.sum())
