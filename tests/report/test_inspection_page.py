@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from cases import build, draw_tokens
-from equitape.inspect import certify, inspect_model, measure_stability
+from equitape.inspect import inspect_model, measure_stability
 from equitape.report.inspection import MISSING, Scale, linear_scale, maps_of, root_scale, signed_scale, write_page
 from equitape.report.inspection_plots import inspection_plots, plot_layers, plot_strips
 from equitape.report.pages import write_plots
@@ -66,7 +66,6 @@ def page(tape, tmp_path_factory):
         title="A <model>",
         facts=[("torch", "2")],
         stability=measure_stability(tape, tokens, 1),
-        certificate=certify(tape, 12),
     )
     text = path.read_text()
     data = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)[1])
@@ -178,7 +177,7 @@ def test_page_lists_what_it_left_out_and_the_tables(page):
     text = page[1]
     assert "30 tokens as 15 x 15 cells of 2 tokens" in text
     assert "rounded to 8 bits" in text
-    for part in ("not equivariant", "ids from 1,000,000", "3 [BOS] in front", "rotation", "largest error", ">pass<"):
+    for part in ("not equivariant", "ids from 1,000,000", "3 [BOS] in front"):
         assert part in text
 
 

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 from made_up import make_results, make_run
-from typer.testing import CliRunner
 
-from equitape.cli import app
+from command_line import call, invoke
 from equitape.report.merged import merge, read_source, write_merged
 from equitape.runs.results import Comparison
 
@@ -121,8 +120,7 @@ def test_single_runs_and_old_files(tmp_path):
 def test_evaluations_stand_side_by_side(tmp_path):
     shutil.copytree(SAVED / "evaluation", tmp_path / "other")
     arguments = [f"mine={SAVED / 'evaluation'}", str(tmp_path / "other"), "--out", str(tmp_path / "out")]
-    result = CliRunner().invoke(app, ["report", *arguments])
-    assert result.exit_code == 0, result.output
+    result = call("report", *arguments)
     assert "report.html, report.md, report.csv, report.tex" in result.output
     assert "| metric | mine | other |" in (tmp_path / "out/report.md").read_text()
     assert {row["model"] for row in rows(tmp_path / "out/report.csv")} == {"mine", "other"}
@@ -136,10 +134,9 @@ def test_refusals(tmp_path):
     (tmp_path / "empty").mkdir()
 
     def refused(*folders):
-        result = CliRunner().invoke(app, ["report", *map(str, folders), "--out", str(tmp_path / "out")])
-        assert result.exit_code == 2
+        result = invoke("report", *folders, "--out", tmp_path / "out", code=2)
         assert not (tmp_path / "out").exists()
-        return " ".join(result.output.replace("│", " ").split())
+        return result
 
     assert "'a' and 'b' are of different tasks (task.trained_digits 20 and 10)" in refused(a, b)
     assert "has no results.json of equitape compare" in refused(tmp_path / "empty")

@@ -32,15 +32,10 @@ def plot_loss(lines: Sequence[dict[str, Any]], kind: str | None = None) -> Plot 
         sum(part) / len(part) for part in (losses[max(0, end - width) : end] for end in range(1, len(losses) + 1))
     ]
     style = series_styles({"loss": kind})["loss"]
-    pale = SeriesStyle(colour="#b0b0b0", marker="", dashes="-", hatch="")
-    plain = SeriesStyle(colour=style.colour, marker="", dashes="-", hatch="")
-    shown = [Line(label="each step", style=pale, x=tokens, y=losses)]
+    shown = [Line(label="each step", style=SeriesStyle(colour="#b0b0b0"), x=tokens, y=losses)]
     if width > 1:
+        plain = SeriesStyle(colour=style.colour)
         shown.append(Line(label=f"mean of {width} steps", style=plain, x=tokens, y=smooth))
     panel = LinePanel(x_label="tokens, millions", y_label="loss, nats per token", lines=shown, x_log=False)
-    return line_plot(
-        "loss",
-        "Training loss",
-        [panel],
-        alt=f"Line plot of training loss against tokens seen, from {number(smooth[0])} to {number(smooth[-1])}.",
-    )
+    alt = f"Line plot of training loss against tokens seen, from {number(smooth[0])} to {number(smooth[-1])}."
+    return line_plot("loss", "Training loss", [panel], alt=alt)

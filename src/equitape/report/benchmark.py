@@ -1,10 +1,10 @@
 """Benchmark results as terminal tables, as a Markdown table by length and as plots against length."""
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console
@@ -14,7 +14,7 @@ from ..bench.rows import AGAIN, UNSTEADY, Row, drifts
 from .charts import Line, LinePanel, line_figure
 from .numbers import number
 from .style import series_styles
-from .tables import Cell, Table, markdown_table
+from .tables import Table, cells, markdown_table
 
 if TYPE_CHECKING:
     from ..bench.reading import Reading
@@ -42,8 +42,8 @@ def print_table(rows: Sequence[Row], console: Console) -> None:
             table.add_column(name, justify="right" if index else "left", no_wrap=bool(index))
         notes = []
         for row in group:
-            cells = cells_of(row)
-            table.add_row(*(cells[name] for name in names), style="yellow" if row.unsteady else None)
+            found = cells_of(row)
+            table.add_row(*(found[name] for name in names), style="yellow" if row.unsteady else None)
             if row.note:
                 notes.append(f"  {row.encoding}: {row.note}")
         console.print(table)
@@ -98,26 +98,21 @@ def benchmark_figure(rows: Sequence[Row]) -> Iterator[Any]:
     styles = series_styles(kinds)
     panels = []
     for workload in dict.fromkeys(row.workload for row in timed):
-        for figures in (Figures("", "milliseconds", time_line), Figures(", memory", "MiB at most", memory_line)):
-            lines: dict[str, list[Row]] = {}
-            for row in timed:
-                if row.workload == workload and (figures.line is time_line or row.peak_mib is not None):
-                    lines.setdefault(name_of(row, several), []).append(row)
-            if not lines:
-                continue
-            panels.append(
-                LinePanel(
-                    title=workload + figures.title,
-                    x_label="tokens attended to" if workload == "decode" else "tokens per sequence",
-                    y_label=figures.y_label,
-                    x_log=True,
-                    y_log=True,
-                    lines=[
-                        figures.line(name, styles[name], sorted(line, key=lambda row: row.length))
-                        for name, line in lines.items()
-                    ],
+        own = sorted((row for row in timed if row.workload == workload), key=lambda row: row.length)
+        shown = (
+            (workload, "milliseconds", time_line, own),
+            (f"{workload}, memory", "MiB at most", memory_line, [row for row in own if row.peak_mib is not None]),
+        )
+        for title, y_label, line_of, rows_of in shown:
+            names = [name for name in kinds if any(name_of(row, several) == name for row in rows_of)]
+            lines = [
+                line_of(name, styles[name], [row for row in rows_of if name_of(row, several) == name]) for name in names
+            ]
+            x_label = "tokens attended to" if workload == "decode" else "tokens per sequence"
+            if lines:
+                panels.append(
+                    LinePanel(title=title, x_label=x_label, y_label=y_label, x_log=True, y_log=True, lines=lines)
                 )
-            )
     with line_figure(panels, size=(5.6, 4.2)) as figure:
         if timed:
             figure.suptitle(title_of(timed, several), fontsize="medium")
@@ -132,12 +127,12 @@ def by_length(rows: Sequence[Row]) -> str:
     for workload, batch in dict.fromkeys((row.workload, row.batch) for row in kept):
         group = [row for row in kept if (row.workload, row.batch) == (workload, batch)]
         names = list(dict.fromkeys(row.encoding for row in group))
-        cells = {(row.length, row.encoding): by_length_cell(row) for row in group}
+        figures = {(row.length, row.encoding): by_length_cell(row) for row in group}
         table = Table(
             title=f"{workload}, batch {batch}",
             columns=["tokens", *names],
             rows=[
-                [Cell(text=f"{length:,}"), *(Cell(text=cells.get((length, name), "")) for name in names)]
+                cells(f"{length:,}", *(figures.get((length, name), "") for name in names))
                 for length in sorted({row.length for row in group})
             ],
         )
@@ -177,14 +172,6 @@ def time_line(name: str, style: Any, rows: Sequence[Row]) -> Line:
 def memory_line(name: str, style: Any, rows: Sequence[Row]) -> Line:
     """Peak memory."""
     return Line(label=name, style=style, x=[row.length for row in rows], y=[row.peak_mib or 0.0 for row in rows])
-
-
-class Figures(NamedTuple):
-    """What a panel shows."""
-
-    title: str
-    y_label: str
-    line: Callable[[str, Any, Sequence[Row]], Line]
 
 
 def title_of(rows: Sequence[Row], several: bool) -> str:

@@ -9,17 +9,10 @@ from typing import Any
 import numpy as np
 
 from .numbers import number
-from .style import (
-    INK,
-    MARKERS,
-    EndLabel,
-    Plot,
-    SeriesStyle,
-    figure_of,
-    finish,
-    label_ends,
-)
+from .style import INK, MARKERS, EndLabel, Plot, SeriesStyle, figure_of, finish, label_ends
 
+PANEL_SIZE = 7.5, 4.2
+MOST_COLUMNS = 3
 MANY_DECADES = 1e4
 ROUND_STEPS = (1.0, 2.0, 5.0)
 MOST_TICKS = 10
@@ -75,20 +68,17 @@ def line_plot(
     *,
     alt: str,
     caption: str = "",
-    columns: int = 3,
-    size: tuple[float, float] = (7.5, 4.2),
+    size: tuple[float, float] = PANEL_SIZE,
 ) -> Plot:
     """A plot of one or several line panels; size: of a panel, in inches."""
-    with line_figure(panels, columns=columns, size=size) as figure:
+    with line_figure(panels, size=size) as figure:
         return finish(figure, name, title, alt, caption)
 
 
 @contextmanager
-def line_figure(
-    panels: Sequence[LinePanel], *, columns: int = 3, size: tuple[float, float] = (7.5, 4.2)
-) -> Iterator[Any]:
+def line_figure(panels: Sequence[LinePanel], *, size: tuple[float, float] = PANEL_SIZE) -> Iterator[Any]:
     """A matplotlib figure of line panels; size: of a panel, in inches."""
-    columns = max(min(columns, len(panels)), 1)
+    columns = max(min(MOST_COLUMNS, len(panels)), 1)
     rows = max(math.ceil(len(panels) / columns), 1)
     with figure_of(size[0] * columns, size[1] * rows) as figure:
         drawn = []

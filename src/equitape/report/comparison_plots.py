@@ -1,7 +1,7 @@
 """The plots of a comparison: training loss, all curves and all heat maps."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..registry import counted
-from ..runs.results import PERCENT, Curve, Evaluation, HeatMap
+from ..runs.results import PERCENT, Curve, HeatMap
 from .charts import Line, LinePanel, Mark, line_plot, log_bins, spans
 from .heat_maps import MapStyle, heat_maps, score_panel
 from .numbers import number, readable
@@ -30,9 +30,8 @@ def all_plots(summary: Summary) -> list[Plot]:
     """Loss, then all curves, then all heat maps."""
     loss = plot_loss(summary)
     plots = [] if loss is None else [loss]
-    plots += [plot_curve(summary, title) for title in titles(summary, lambda evaluation: evaluation.curves)]
-    plots += [plot_heat_maps(summary, title) for title in titles(summary, lambda evaluation: evaluation.heat_maps)]
-    return plots
+    plots += [plot_curve(summary, title) for title in titles(summary, "curves")]
+    return plots + [plot_heat_maps(summary, title) for title in titles(summary, "heat_maps")]
 
 
 def styles_of(summary: Summary) -> dict[str, SeriesStyle]:
@@ -40,30 +39,15 @@ def styles_of(summary: Summary) -> dict[str, SeriesStyle]:
     return series_styles({group.label: group.kind for group in summary.groups})
 
 
-def titles(summary: Summary, drawn: Callable[[Evaluation], list[Any]]) -> list[str]:
-    """Titles of the runs' curves or heat maps, in order of first appearance."""
-    found = (
-        entry.title
-        for group in summary.groups
-        for run in group.finished
-        if run.evaluation
-        for entry in drawn(run.evaluation)
-    )
-    return list(dict.fromkeys(found))
+def titles(summary: Summary, kind: str) -> list[str]:
+    """Titles of the runs' "curves" or "heat_maps", in order of first appearance."""
+    return list(dict.fromkeys(entry.title for group in summary.groups for entry in entries_of(group, kind)))
 
 
-def curves_of(group: Group, title: str) -> list[Curve]:
-    """The curves with one title, one per seed."""
-    return [
-        curve for run in group.finished if run.evaluation for curve in run.evaluation.curves if curve.title == title
-    ]
-
-
-def maps_of(group: Group, title: str) -> list[HeatMap]:
-    """The heat maps with one title, one per seed."""
-    return [
-        entry for run in group.finished if run.evaluation for entry in run.evaluation.heat_maps if entry.title == title
-    ]
+def entries_of(group: Group, kind: str, title: str | None = None) -> list[Any]:
+    """The "curves" or "heat_maps" of a group; with a title, one per seed."""
+    entries = [entry for run in group.finished if run.evaluation for entry in getattr(run.evaluation, kind)]
+    return [entry for entry in entries if title in (None, entry.title)]
 
 
 def spread_line(label: str, style: SeriesStyle, points: Sequence[tuple[float, Spread]]) -> Line:
@@ -121,12 +105,12 @@ def plot_loss(summary: Summary) -> Plot | None:
 def plot_curve(summary: Summary, title: str) -> Plot:
     """A score against one property, such as perplexity against length."""
     styles = styles_of(summary)
-    first = next(curve for group in summary.groups for curve in curves_of(group, title))
-    lines, described, binned = [], [], False
-    values = [value for group in summary.groups for curve in curves_of(group, title) for value in curve.y]
-    share = is_share(values, first.y_label)
+    by_group = {group.label: entries_of(group, "curves", title) for group in summary.groups}
+    every: list[Curve] = [curve for curves in by_group.values() for curve in curves]
+    first, lines, described, binned = every[0], [], [], False
+    share = is_share([value for curve in every for value in curve.y], first.y_label)
     for group in summary.groups:
-        curves = curves_of(group, title)
+        curves = by_group[group.label]
         if share:
             curves = [replace(curve, y=[y if y is None else 100 * y for y in curve.y]) for curve in curves]
         if is_by_position(first):
@@ -178,22 +162,17 @@ def in_log_bins(curve: Curve) -> Curve:
 
 def plot_heat_maps(summary: Summary, title: str) -> Plot:
     """One panel per encoding with the mean over seeds, all on one scale."""
-    panels, first = [], None
-    cells = [
-        cell for group in summary.groups for entry in maps_of(group, title) for row in entry.values for cell in row
-    ]
-    share = is_share(cells, title)
-    unit = PERCENT if share else ""
-    for group in summary.groups:
-        maps = maps_of(group, title)
+    by_group = {group.label: entries_of(group, "heat_maps", title) for group in summary.groups}
+    every: list[HeatMap] = [entry for maps in by_group.values() for entry in maps]
+    first, panels = every[0], []
+    share = is_share([cell for entry in every for row in entry.values for cell in row], title)
+    for label, maps in by_group.items():
         same = [entry for entry in maps if (entry.rows, entry.columns) == (maps[0].rows, maps[0].columns)]
         if not same:
             continue
-        first = first or same[0]
         grid: NDArray[Any] = np.array(mean_grid([entry.values for entry in same])) * (100 if share else 1)
         frame, seeds = trained_corner(summary, same[0]), f", {counted(len(same), 'seed')}"
-        panels.append(score_panel(group.label, grid, same[0], unit, seeds, frame=frame))
-    assert first is not None
+        panels.append(score_panel(label, grid, same[0], PERCENT if share else "", seeds, frame=frame))
     framed = any(panel.frame is not None for panel in panels)
     style = MapStyle(
         row_label=first.row_label,
@@ -202,7 +181,6 @@ def plot_heat_maps(summary: Summary, title: str) -> Plot:
         upwards=True,
         value_label=f"{title}, %" if share else title,
     )
-    framed_note = "The frame marks the trained range." if framed else ""
     return heat_maps(
         file_name("map", title),
         title,
@@ -213,7 +191,7 @@ def plot_heat_maps(summary: Summary, title: str) -> Plot:
             f"{first.column_label}, one per encoding, lighter is higher{', trained part framed' if framed else ''}. "
             f"Mean over all cells: {'; '.join(panel.described for panel in panels)}."
         ),
-        caption=f"Means over seeds. {framed_note}".strip(),
+        caption=f"Means over seeds.{' The frame marks the trained range.' if framed else ''}",
     )
 
 

@@ -4,18 +4,7 @@ from collections.abc import Callable, Sequence
 
 from ..runs.results import MISSING as NOT_RUN
 from ..runs.results import PERCENT
-from .numbers import (
-    ARROWS,
-    MISSING,
-    decimals,
-    duration,
-    metric_title,
-    number,
-    quantity,
-    readable,
-    signed,
-    with_unit,
-)
+from .numbers import ARROWS, MISSING, decimals, duration, metric_title, number, quantity, readable, signed, with_unit
 from .summary import Group, Spread, Summary
 from .tables import Cell, Table
 
@@ -121,26 +110,14 @@ def headline_table(summary: Summary) -> Table:
             plain_cell(group.spread("parameters"), quantity),
             plain_cell(group.spread("trained_tokens"), quantity),
             time,
-            plain_cell(group.spread("tokens_per_second"), lambda rate: f"{rate:,.0f}"),
-            plain_cell(group.spread("peak_mib"), lambda size: f"{size:,.0f}"),
+            plain_cell(group.spread("tokens_per_second"), "{:,.0f}".format),
+            plain_cell(group.spread("peak_mib"), "{:,.0f}".format),
         ]
         for group, time in zip(summary.groups, times, strict=True)
     ]
-    columns = [
-        "encoding",
-        title_of(summary, name),
-        "parameters",
-        "trained tokens",
-        "training time",
-        "tokens/s",
-        "peak MiB",
-    ]
-    return Table(
-        title="Quality and cost",
-        columns=columns,
-        rows=rows,
-        notes=[cost_note(summary)],
-    )
+    cost = ("parameters", "trained tokens", "training time", "tokens/s", "peak MiB")
+    columns = ["encoding", title_of(summary, name), *cost]
+    return Table(title="Quality and cost", columns=columns, rows=rows, notes=[cost_note(summary)])
 
 
 def cost_note(summary: Summary) -> str:
@@ -173,15 +150,8 @@ def runs_table(summary: Summary) -> Table:
                     Cell(text=run.note, kind="words"),
                 ]
             )
-    columns = [
-        "encoding",
-        "seed",
-        "status",
-        title_of(summary, summary.headline),
-        "last loss at step",
-        "time",
-        "note",
-    ]
+    headline = title_of(summary, summary.headline)
+    columns = ["encoding", "seed", "status", headline, "last loss at step", "time", "note"]
     return Table(title="Every run", columns=columns, rows=rows)
 
 

@@ -4,16 +4,15 @@ import shlex
 from pathlib import Path
 
 from ..registry import counted
-from ..runs.extension import EXTENDED, ORIGINAL, Extension, perplexities, scores
+from ..runs.extension import EXTENDED, ORIGINAL, RETRIEVAL, Extension, perplexities, scores
 from ..runs.results import EvaluationReport
 from .evaluation_plots import plot_curves, plot_grids
 from .numbers import ARROWS, duration, number
 from .pages import MARKDOWN, write_pages
 from .style import Plot
-from .tables import Cell, Table, markdown_table
+from .tables import Cell, Table, cells, markdown_table
 
 PROMPT = "The story so far:"
-TASK_NAMES = {"passkey": "passkey", "needles": "multi-key needles"}
 
 
 def write_extension(extension: Extension, out: Path) -> None:
@@ -64,12 +63,12 @@ def figures_table(extension: Extension) -> Table:
     for text, lengths in tables.get(ORIGINAL, {}).items():
         for length in lengths:
             values = [number(tables[model].get(text, {}).get(length)) for model in models]
-            rows.append(row(f"perplexity of {text} at {length:,} ↓", values))
-    for task, name in TASK_NAMES.items():
+            rows.append(cells(f"perplexity of {text} at {length:,} ↓", *values))
+    for task, name in RETRIEVAL.items():
         by_model = {model: scores(report) for model, report in of_task(extension, task).items()}
         for length in by_model.get(ORIGINAL, {}):
             values = [number(by_model.get(model, {}).get(length), 1) for model in models]
-            rows.append(row(f"{name} at {length:,}, % ↑", values))
+            rows.append(cells(f"{name} at {length:,}, % ↑", *values))
     context = f"The original reads {extension.context:,} tokens; longer rows are beyond what it was made for."
     return Table(title="Before and after", columns=["", *models], rows=rows, notes=[context])
 
@@ -82,22 +81,20 @@ def damage_table(extension: Extension) -> Table:
     for text, values in tables.get(ORIGINAL, {}).items():
         for length in extension.short:
             was = values.get(length)
-            cells = []
+            found = []
             for model in others:
                 now = tables.get(model, {}).get(text, {}).get(length)
                 times = "-" if now is None or not was else f"{now / was:.3f} times"
-                cells.append(f"{number(now)} ({times})")
-            rows.append(row(f"perplexity of {text} at {length:,} ↓", [number(was), *cells]))
+                found.append(f"{number(now)} ({times})")
+            rows.append(cells(f"perplexity of {text} at {length:,} ↓", number(was), *found))
     known = [extension.agreements.get(model) for model in others]
-    rows.append(row("next-token agreement, % ↑", ["100", *(number(a.agreement if a else None, 2) for a in known)]))
-    rows.append(row("KL from the original, nats per token ↓", ["0", *(number(a.kl if a else None) for a in known)]))
+    rows.append(cells("next-token agreement, % ↑", "100", *(number(a.agreement if a else None, 2) for a in known)))
+    rows.append(cells("KL from the original, nats per token ↓", "0", *(number(a.kl if a else None) for a in known)))
     rows += harness_rows(extension, [ORIGINAL, *others])
     first = next((each for each in known if each is not None), None)
-    notes = (
-        [f"Agreement and KL are of {first.tokens:,} predictions in windows of {first.length:,} tokens."]
-        if first
-        else []
-    )
+    notes = []
+    if first is not None:
+        notes = [f"Agreement and KL are of {first.tokens:,} predictions in windows of {first.length:,} tokens."]
     return Table(title="Damage at short lengths", columns=["", ORIGINAL, *others], rows=rows, notes=notes)
 
 
@@ -109,11 +106,9 @@ def harness_rows(extension: Extension, models: list[str]) -> list[list[Cell]]:
     report = found[ORIGINAL]
     names = [name for name in report.metrics if name != report.headline and "stderr" not in name]
     values = {model: found[model].metrics if model in found else {} for model in models}
+    arrows = {name: ARROWS[report.metric(name).higher_is_better] for name in names}
     return [
-        row(
-            f"lm-eval, {name}{ARROWS[report.metric(name).higher_is_better]}",
-            [number(values[model].get(name)) for model in models],
-        )
+        cells(f"lm-eval, {name}{arrows[name]}", *(number(values[model].get(name)) for model in models))
         for name in names
     ]
 
@@ -121,11 +116,7 @@ def harness_rows(extension: Extension, models: list[str]) -> list[list[Cell]]:
 def plan_table(extension: Extension) -> Table:
     """What was chosen and why."""
     rows = [
-        [
-            Cell(text=choice["name"]),
-            Cell(text=choice["value"], kind="words"),
-            Cell(text=choice["reason"], kind="words"),
-        ]
+        [Cell(text=choice["name"]), *(Cell(text=choice[part], kind="words") for part in ("value", "reason"))]
         for choice in extension.plan
     ]
     return Table(title="The plan", columns=["", "choice", "reason"], rows=rows)
@@ -144,11 +135,6 @@ def checks_table(extension: Extension) -> Table:
     return Table(title="Checks of the verdict", columns=["", "", "what was found"], rows=rows)
 
 
-def row(name: str, values: list[str]) -> list[Cell]:
-    """A row of plain cells."""
-    return [Cell(text=name), *(Cell(text=value) for value in values)]
-
-
 def extension_plots(extension: Extension) -> list[Plot]:
     """Perplexity by length, and heat maps of passkey and needles by length and depth, all models in each."""
     plots = []
@@ -156,7 +142,7 @@ def extension_plots(extension: Extension) -> list[Plot]:
     if ORIGINAL in found:
         curves = found[ORIGINAL].curves
         plots += [plot_curves(found, curve.title) for curve in curves if " against length" in curve.title]
-    for task in TASK_NAMES:
+    for task in RETRIEVAL:
         found = of_task(extension, task)
         if ORIGINAL in found:
             plots += [plot_grids(found, grid.title) for grid in found[ORIGINAL].grids if grid.row_label == "depth"]

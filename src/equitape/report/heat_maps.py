@@ -149,10 +149,10 @@ def add_colour_bar(figure: Any, image: Any, axes: Any, style: MapStyle, norm: An
         bar.set_label(style.value_label, fontsize="x-small")
 
 
-def label_ticks(axis: Any, values: Sequence[str], most: int = 12) -> None:
+def label_ticks(axis: Any, values: Sequence[str]) -> None:
     """At most twelve ticks with row or column labels."""
-    every = max(1, math.ceil(len(values) / most))
-    places = list(range(every - 1, len(values), every)) if every > 1 else list(range(len(values)))
+    every = max(1, math.ceil(len(values) / 12))
+    places = list(range(every - 1, len(values), every))
     rotation = 30 if axis.axis_name == "x" and sum(len(values[place]) for place in places) > 24 else 0
     axis.set_ticks(places, [values[place] for place in places], rotation=rotation)
 

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from ..inspect.inspection import Array, Inspection
 from ..inspect.stability import SLIGHT, UNCHANGED, Stability
-from ..inspect.verdicts import Certificate
 from ..runs.files import write_text
 from .numbers import number
 from .pages import render
@@ -130,74 +129,30 @@ def map_entry(
 
 def maps_of(inspection: Inspection) -> list[dict[str, Any]]:
     """The maps that follow the sliders."""
-    maps = [
-        map_entry(
-            "attention",
-            "Attention",
-            "Weight of each key (column) for each query (row). Square-root colours.",
-            inspection.past_only(inspection.attention),
-            root_scale,
-            "head",
-        )
-    ]
+    caption = "Weight of each key (column) for each query (row). Square-root colours."
+    attention = inspection.past_only(inspection.attention)
+    maps = [map_entry("attention", "Attention", caption, attention, root_scale, "head")]
     if inspection.attention_change is not None:
-        maps.append(
-            map_entry(
-                "attention-change",
-                "Attention minus attention with the frozen state",
-                "The frozen state is the initial one (RoPE, for TAPE); all weights are the same.",
-                inspection.past_only(inspection.attention_change),
-                signed_scale,
-                "head",
-            )
-        )
+        title = "Attention minus attention with the frozen state"
+        caption = "The frozen state is the initial one (RoPE, for TAPE); all weights are the same."
+        change = inspection.past_only(inspection.attention_change)
+        maps.append(map_entry("attention-change", title, caption, change, signed_scale, "head"))
     if inspection.products is not None:
         products = inspection.products[:, None]
-        maps.append(
-            map_entry(
-                "products",
-                "Products of states",
-                "Sum over heads and frequencies of Re(conj z_i z_j); 1 is a token with itself in the initial state.",
-                products,
-                linear_scale,
-                "layer",
-            )
-        )
+        caption = "Sum over heads and frequencies of Re(conj z_i z_j); 1 is a token with itself in the initial state."
+        maps.append(map_entry("products", "Products of states", caption, products, linear_scale, "layer"))
         if inspection.updates:
-            maps.append(
-                map_entry(
-                    "products-change",
-                    "Products minus initial products",
-                    "The change made by earlier layers.",
-                    products - products[:1],
-                    signed_scale,
-                    "layer",
-                )
-            )
+            title, caption = "Products minus initial products", "The change made by earlier layers."
+            maps.append(map_entry("products-change", title, caption, products - products[:1], signed_scale, "layer"))
     if inspection.distances is not None and inspection.updates:
-        maps.append(
-            map_entry(
-                "distance",
-                "Effective minus true distance",
-                "The distance at which plain rotary phasors match these best, minus the true one, in tokens.",
-                inspection.distances - inspection.true_distances(),
-                signed_scale,
-                "group",
-                "samples",
-            )
-        )
+        title = "Effective minus true distance"
+        caption = "The distance at which plain rotary phasors match these best, minus the true one, in tokens."
+        moved = inspection.distances - inspection.true_distances()
+        maps.append(map_entry("distance", title, caption, moved, signed_scale, "group", "samples"))
     if inspection.mixing_mean is not None:
-        maps.append(
-            map_entry(
-                "mixing-mean",
-                "Mean mixing matrix",
-                "T averaged over the text. Row: target head; column: source head. Complex values: modulus.",
-                inspection.mixing_mean[:, None],
-                signed_scale,
-                "layer",
-                "heads",
-            )
-        )
+        caption = "T averaged over the text. Row: target head; column: source head. Complex values: modulus."
+        mean = inspection.mixing_mean[:, None]
+        maps.append(map_entry("mixing-mean", "Mean mixing matrix", caption, mean, signed_scale, "layer", "heads"))
     return maps
 
 
@@ -292,7 +247,6 @@ def write_page(
     title: str,
     facts: Sequence[tuple[str, str]] = (),
     stability: Stability | None = None,
-    certificate: Certificate | None = None,
 ) -> None:
     """Write the page. facts: pairs to show at its end, such as versions and the command."""
     # only "</" and "<!--" could end a script element early
@@ -306,8 +260,6 @@ def write_page(
         facts=list(facts),
         stability=stability,
         stability_tables=[] if stability is None else stability_tables(stability),
-        certificate=certificate,
-        number=lambda value: number(value, digits=2),
     )
     write_text(path, text)
 

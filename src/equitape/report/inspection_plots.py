@@ -92,15 +92,13 @@ def plot_distances(inspection: Inspection) -> Plot:
     assert inspection.distances is not None
     true = inspection.true_distances()
     places = np.unique(true[~np.isnan(true)])
-    start = SeriesStyle(colour="#999999", marker="", dashes="--", hatch="")
+    start = SeriesStyle(colour="#999999", dashes="--")
     lines = [Line(label="start", style=start, x=list(places), y=list(places))]
     layers = chosen_layers(inspection.num_layers)[1:]
     base = series_styles({"model": inspection.encoding["kind"]})["model"].colour
     for index, layer in enumerate(layers):
         means = [float(np.nanmean(inspection.distances[layer][:, true == place])) for place in places]
-        style = SeriesStyle(
-            colour=shade(base, index, len(layers)), marker=MARKERS[index % len(MARKERS)], dashes="-", hatch=""
-        )
+        style = SeriesStyle(colour=shade(base, index, len(layers)), marker=MARKERS[index % len(MARKERS)])
         lines.append(Line(label=f"layer {layer + 1}", style=style, x=list(places), y=means))
     panel = LinePanel(
         x_label="true distance, tokens", y_label="effective distance, tokens", lines=lines, x_log=False, y_log=False

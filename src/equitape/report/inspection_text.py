@@ -11,6 +11,7 @@ from rich.table import Table
 from ..inspect.inspection import Inspection
 from ..inspect.stability import VERDICTS, Stability
 from ..inspect.verdicts import FAIL, PASS, Certificate
+from ..runs.files import plain
 from . import numbers
 from .inspection_plots import chosen_layers
 
@@ -42,11 +43,7 @@ def print_certificate(certificate: Certificate, name: str, console: Console) -> 
 
 def certificate_json(certificate: Certificate) -> str:
     """The certificate as JSON; an infinite error becomes null."""
-    plain = asdict(certificate) | {"passed": certificate.passed}
-    for check in plain["checks"]:
-        if check["error"] == float("inf"):
-            check["error"] = None
-    return json.dumps(plain, indent=2)
+    return json.dumps(plain(asdict(certificate)) | {"passed": certificate.passed}, indent=2)
 
 
 def narrow_table(columns: list[str]) -> Table:

@@ -3,7 +3,7 @@
 import contextlib
 import csv
 import io
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +31,6 @@ MAY_DIFFER = (*IGNORED_DIFFERENCES, "encodings", "seeds", "evaluation.share_whil
 """Parts of recipes that may differ between merged runs."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Source:
-    """The content of one folder."""
-
-    name: str
-    content: Comparison | EvaluationReport
-
-
 def write_merged(folders: list[tuple[str, Path]], out: Path) -> list[str]:
     """Write one report on all folders to `out`; returns the names of its files.
 
@@ -47,11 +39,11 @@ def write_merged(folders: list[tuple[str, Path]], out: Path) -> list[str]:
     if not folders:
         raise ValueError("Give at least one folder of equitape compare, train or eval.")
     check_writable(out)
-    sources = [Source(name=name, content=read_source(folder)) for name, folder in folders]
-    comparisons = {one.name: one.content for one in sources if isinstance(one.content, Comparison)}
-    evaluations = {one.name: one.content for one in sources if isinstance(one.content, EvaluationReport)}
-    if len(comparisons) + len(evaluations) < len(sources):
-        names = [one.name for one in sources]
+    contents = [(name, read_source(folder)) for name, folder in folders]
+    comparisons = {name: content for name, content in contents if isinstance(content, Comparison)}
+    evaluations = {name: content for name, content in contents if isinstance(content, EvaluationReport)}
+    if len(comparisons) + len(evaluations) < len(contents):
+        names = [name for name, _ in folders]
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"Two folders are called {twice!r}; rename one with NAME=FOLDER.")
     if comparisons and evaluations:

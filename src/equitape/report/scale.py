@@ -77,7 +77,7 @@ def plan_cells(plan: Plan) -> dict[str, str]:
     }
 
 
-def plan_table(plans: Sequence[Plan], names: Sequence[str] = ()) -> list[list[str]]:
-    """One row per figure, one column per plan; names: the figures to show. Default: all."""
+def plan_table(plans: Sequence[Plan]) -> list[list[str]]:
+    """One row per figure, one column per plan."""
     cells = [plan_cells(plan) for plan in plans]
-    return [[name, *(each[name] for each in cells)] for name in names or cells[0]]
+    return [[name, *(each[name] for each in cells)] for name in cells[0]]

@@ -20,6 +20,7 @@ NO_VALUE = "#b0b0b0"
 """Cells of a heat map without a value."""
 SEQUENTIAL, DIVERGING = "viridis", "RdBu_r"
 """Colour maps; the diverging one is white at zero."""
+LABEL_SIZE = 8.5
 MARKERS = "os^Dv<>P*Xd"
 LINE_STYLES = ("-", "--", "-.", ":", (0, (6, 1, 1, 1, 1, 1)))
 HATCHES = ("", "////", "....", "\\\\\\\\", "xxxx")
@@ -81,9 +82,9 @@ class SeriesStyle:
     """The look of one series in all plots of a report."""
 
     colour: str
-    marker: str
-    dashes: Any
-    hatch: str
+    marker: str = ""
+    dashes: Any = "-"
+    hatch: str = ""
 
     def of_line(self) -> dict[str, Any]:
         """Arguments of matplotlib's `plot`."""
@@ -208,7 +209,7 @@ class EndLabel:
     colour: str
 
 
-def label_ends(axes: Any, labels: Sequence[EndLabel], font_size: float = 8.5) -> None:
+def label_ends(axes: Any, labels: Sequence[EndLabel]) -> None:
     """Write labels to the right of a plot at the height of each series' end, without overlaps.
 
     Call this when limits and scales are final.
@@ -218,7 +219,7 @@ def label_ends(axes: Any, labels: Sequence[EndLabel], font_size: float = 8.5) ->
     figure = axes.figure
     figure.draw_without_rendering()
     height = axes.get_window_extent().height
-    line = 1.25 * font_size * figure.dpi / 72 / height
+    line = 1.25 * LABEL_SIZE * figure.dpi / 72 / height
     to_axes = axes.transData + axes.transAxes.inverted()
     wanted = [float(to_axes.transform((label.x, label.y))[1]) for label in labels]
     for label, place in zip(labels, spread_out(wanted, line), strict=True):
@@ -228,7 +229,7 @@ def label_ends(axes: Any, labels: Sequence[EndLabel], font_size: float = 8.5) ->
             xytext=(1.04, place),
             textcoords="axes fraction",
             va="center",
-            fontsize=font_size,
+            fontsize=LABEL_SIZE,
             color=label.colour,
             arrowprops={"arrowstyle": "-", "color": label.colour, "linewidth": 0.6, "shrinkA": 1, "shrinkB": 3},
             annotation_clip=False,

@@ -130,10 +130,6 @@ class Summary:
     """Whether all runs share one recipe; merged runs may not."""
 
     @property
-    def labels(self) -> list[str]:
-        return [group.label for group in self.groups]
-
-    @property
     def headline(self) -> str:
         """The headline metric: the task's, or its out-of-distribution part if it has one.
 

@@ -19,6 +19,11 @@ class Cell:
     """Style: "best", "clear", "failed", "words" or plain."""
 
 
+def cells(*texts: str) -> list[Cell]:
+    """Plain cells."""
+    return [Cell(text=text) for text in texts]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Table:
     """Columns and rows; the first cell of a row is its name."""

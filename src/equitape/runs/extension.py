@@ -7,6 +7,8 @@ from .results import EvaluationReport, Stored
 
 ORIGINAL, EXTENDED = "original", "extended"
 """What tables and plots call the model before and after."""
+RETRIEVAL = {"passkey": "passkey", "needles": "multi-key needles"}
+"""Tasks of finding something in a long text, and what tables and sentences call them."""
 
 
 @dataclass(frozen=True, kw_only=True)
