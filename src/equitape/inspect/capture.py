@@ -22,6 +22,9 @@ from ..nn import Attention
 from ..nn.core import Attended, AttentionCore
 from ..nn.protocol import Measurable, attention_layers
 
+AT_START = "The state update is zero, as at the start of training, so this is still a RoPE model."
+"""What `is_at_start` means."""
+
 
 class LayerRecord(NamedTuple):
     """The record of one layer for one sequence."""
@@ -46,7 +49,7 @@ def decoder_of(model: Any) -> EquitapeModel:
 
 
 @dataclass(frozen=True)
-class Subject:
+class Target:
     """A model to look into: a decoder of ours, or a module built from equitape.nn."""
 
     model: nn.Module
@@ -62,15 +65,15 @@ class Subject:
         return all(attention.is_causal for attention in self.attentions)
 
 
-def subject_of(model: Any) -> Subject:
-    """A model as a subject; raises ValueError for models of other classes."""
+def target_of(model: Any) -> Target:
+    """A model as a target; raises ValueError for models of other classes."""
     if isinstance(model, PreTrainedModel) or not isinstance(model, Measurable):
         decoder = decoder_of(model)
 
         def run(inputs: Tensor, ids: Tensor | None) -> Any:
             return decoder(inputs.to(decoder.device), position_ids=ids, use_cache=False)
 
-        return Subject(decoder, attention_layers(decoder), decoder.encoding, run, decoder.set_attn_implementation)
+        return Target(decoder, attention_layers(decoder), decoder.encoding, run, decoder.set_attn_implementation)
     assert isinstance(model, nn.Module)
     layers = [layer for layer in attention_layers(model) if isinstance(layer, Attention)]
     if not layers:
@@ -86,17 +89,31 @@ def subject_of(model: Any) -> Subject:
         assert ids is not None
         return model(inputs, ids)
 
-    return Subject(model, list(layers), encoding, run_at, choose)
+    return Target(model, list(layers), encoding, run_at, choose)
 
 
 def layer_encodings(model: Any) -> list[LayerEncoding]:
     """The encoding's modules in the blocks."""
-    return [attention.encoding for attention in subject_of(model).attentions]
+    return [attention.encoding for attention in target_of(model).attentions]
 
 
 def has_token_state(encoding: PositionalEncoding) -> bool:
     """Whether the state has an entry per token: phasors, or TensorTape's tensors."""
     return encoding.has_field or isinstance(encoding, TensorTape)
+
+
+def update_weights(model: Any) -> list[Tensor]:
+    """The output weights of everything that is moved, carried or mixed."""
+    weights = (
+        getattr(part, name, None) for part in layer_encodings(model) for name in ("move_gain", "carry", "mix_out")
+    )
+    return [weight for weight in weights if weight is not None]
+
+
+def is_at_start(model: Any) -> bool:
+    """Whether nothing is moved, carried or mixed yet, because all weights that would are zero."""
+    weights = update_weights(model)
+    return bool(weights) and not any(bool(weight.any()) for weight in weights)
 
 
 def updates_state(model: Any) -> bool:
@@ -138,16 +155,16 @@ def replaced_hook(owner: nn.Module, name: str, hook: Callable[..., Any]) -> Iter
 
 
 @contextmanager
-def eager_evaluation(subject: Subject) -> Iterator[None]:
+def eager_evaluation(target: Target) -> Iterator[None]:
     """Evaluation mode with an attention that returns its weights; both are restored."""
-    training, implementation = subject.model.training, subject.attentions[0].implementation
-    subject.model.eval()
-    subject.use("eager")
+    training, implementation = target.model.training, target.attentions[0].implementation
+    target.model.eval()
+    target.use("eager")
     try:
         yield
     finally:
-        subject.use(implementation)
-        subject.model.train(training)
+        target.use(implementation)
+        target.model.train(training)
 
 
 @torch.no_grad()
@@ -155,9 +172,9 @@ def visit_layers(
     model: Any, inputs: Tensor, visit: Callable[[int, LayerRecord], None], position_ids: Tensor | None = None
 ) -> None:
     """Run one sequence, tokens [1, N] or any input of a module, and call visit(index, record) for every attention."""
-    subject = subject_of(model)
-    with eager_evaluation(subject), Watcher(subject, visit) as watcher:
-        subject.run(inputs, position_ids)
+    target = target_of(model)
+    with eager_evaluation(target), Watcher(target, visit) as watcher:
+        target.run(inputs, position_ids)
         watcher.finish()
 
 
@@ -167,15 +184,15 @@ class Watcher(ExitStack):
     An update follows its attention, so a record is complete when the next attention begins, or the run ends.
     """
 
-    def __init__(self, subject: Subject, visit: Callable[[int, LayerRecord], None]):
+    def __init__(self, target: Target, visit: Callable[[int, LayerRecord], None]):
         super().__init__()
-        self.subject = subject
+        self.target = target
         self.visit = visit
         self.index = 0
         self.found: dict[str, Any] = {}
 
     def __enter__(self) -> "Watcher":
-        for attention in self.subject.attentions:
+        for attention in self.target.attentions:
             self.enter_context(replaced_hook(attention, "attend", self._recorded(attention)))
             gate = getattr(attention.encoding, "gate", None)
             if gate is not None:
@@ -201,7 +218,7 @@ class Watcher(ExitStack):
         if not self.found:
             return
         found, self.found = self.found, {}
-        encoding = self.subject.encoding
+        encoding = self.target.encoding
         state = None
         if has_token_state(encoding):
             state = found["state"][0].expand(encoding.geometry.num_kv_heads, -1, -1)

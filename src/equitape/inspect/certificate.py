@@ -18,20 +18,24 @@ from transformers import DynamicCache, PreTrainedModel
 
 from ..model import EquitapeModel
 from ..nn import Measurable
+from .capture import AT_START, is_at_start
 from .module_certificate import certify_module
-from .stability import is_at_start
 from .verdicts import (
     FAIL,
     LIMITS,
+    NO_PHASORS,
     NOT_APPLICABLE,
     OFFSETS,
     Certificate,
     Check,
     Judge,
     find_turn,
+    not_applicable,
     turned_start,
-)
+)  # fmt: skip
 
+ONE_TOKEN = "The model takes only one token, so there is none before or after it."
+RANDOM_POSITIONS = "Positions are drawn at random."
 ROWS = 2
 LEAST_TOKENS = 8
 """Fewer tokens are used only if a model takes no more."""
@@ -70,8 +74,8 @@ def certify(model: Any, num_tokens: int = 32, seed: int = 0) -> Certificate:
     notes = [cut] if cut else []
     if checks.spread == 0:
         notes.append("All logits are equal, so the checks prove nothing.")
-    if encoding is not None and has_update(model) and is_at_start(model.base_model):
-        notes.append("The state update is zero, as at the start of training, so this is still a RoPE model.")
+    if encoding is not None and is_at_start(model):
+        notes.append(AT_START)
     return Certificate(
         encoding="unknown" if encoding is None else encoding.kind,
         dtype=str(dtype).removeprefix("torch."),
@@ -85,11 +89,6 @@ def certify(model: Any, num_tokens: int = 32, seed: int = 0) -> Certificate:
 def is_module(model: Any) -> bool:
     """Whether a model is a module built from equitape.nn, not one of transformers' classes."""
     return isinstance(model, Measurable) and not isinstance(model, PreTrainedModel)
-
-
-def has_update(model: Any) -> bool:
-    """Whether any block has weights that update the state."""
-    return any(name.endswith((".carry", ".mix_out", ".move_gain")) for name, _ in model.named_parameters())
 
 
 def room_for(model: Any, num_tokens: int) -> tuple[int, str]:
@@ -185,7 +184,7 @@ class Checker(Judge):
         name, meaning = "rotation", "rotating all phasors of a frequency by one angle changes no logit"
         turn = None if self.encoding is None else find_turn(self.encoding)
         if self.encoding is None or turn is None:
-            return Check(name=name, meaning=meaning, verdict=NOT_APPLICABLE, note="There are no phasors to rotate.")
+            return not_applicable(name, meaning, NO_PHASORS)
         with turned_start(self.encoding, turn):
             errors = [self.error(self.logits(self.tokens), self.expected)]
         note = "" if self.encoding.shift_invariant else "Not declared equivariant."
@@ -212,17 +211,12 @@ class Checker(Judge):
         ]
         return max(gap if math.isfinite(gap) else math.inf for gap in gaps)
 
-    def single_token(self, name: str, meaning: str) -> Check:
-        """The result of a check that needs several tokens, for a model that takes only one."""
-        note = "The model takes only one token, so there is none before or after it."
-        return Check(name=name, meaning=meaning, verdict=NOT_APPLICABLE, note=note)
-
     def causality(self) -> Check:
         """Later tokens changed, and further ones appended."""
         note, meaning = "", "later tokens do not change earlier outputs"
         half = self.num_tokens // 2
         if half == 0:
-            return self.single_token("causality", meaning)
+            return not_applicable("causality", meaning, ONE_TOKEN)
         changed = torch.cat((self.tokens[:, :half], self.drawn[:, self.num_tokens : 2 * self.num_tokens - half]), dim=1)
         errors = [self.error(self.logits(changed)[:, :half], self.expected[:, :half])]
         if self.is_random:
@@ -240,13 +234,12 @@ class Checker(Judge):
         meaning = "logits with a key-value cache equal those without"
         refusal = None if self.encoding is None else self.encoding.cache_refusal
         if refusal is not None or self.is_random:
-            note = f"A cache is not supported: {refusal}." if refusal else "Positions are drawn at random."
-            return Check(name="cache", meaning=meaning, verdict=NOT_APPLICABLE, note=note)
+            note = f"A cache is not supported: {refusal}." if refusal else RANDOM_POSITIONS
+            return not_applicable("cache", meaning, note)
         if self.num_tokens < 2:
-            return self.single_token("cache", meaning)
+            return not_applicable("cache", meaning, ONE_TOKEN)
         if "past_key_values" not in inspect.signature(self.model.forward).parameters:
-            note = "This model class takes no key-value cache."
-            return Check(name="cache", meaning=meaning, verdict=NOT_APPLICABLE, note=note)
+            return not_applicable("cache", meaning, "This model class takes no key-value cache.")
         errors = []
         for first in (1, max(1, self.num_tokens - 4)):
             cache = DynamicCache(config=self.model.config)
@@ -264,9 +257,9 @@ class Checker(Judge):
         """Padding on the left and right of one row in a batch."""
         meaning = "a padded row has the same logits as the row alone"
         if self.is_random:
-            return Check(name="padding", meaning=meaning, verdict=NOT_APPLICABLE, note="Positions are drawn at random.")
+            return not_applicable("padding", meaning, RANDOM_POSITIONS)
         if self.num_tokens < 2:
-            return self.single_token("padding", meaning)
+            return not_applicable("padding", meaning, ONE_TOKEN)
         length = max(1, self.num_tokens - 3)
         alone = self.logits(self.tokens[1:, :length])
         errors = []
@@ -283,13 +276,12 @@ class Checker(Judge):
         """Two texts in one row: ids and running sums start anew, and no text reads the other."""
         meaning = "texts packed into one row have the same logits as each alone"
         if self.encoding is None:
-            note = "This model class takes no segment_ids."
-            return Check(name="packing", meaning=meaning, verdict=NOT_APPLICABLE, note=note)
+            return not_applicable("packing", meaning, "This model class takes no segment_ids.")
         if self.is_random:
-            return Check(name="packing", meaning=meaning, verdict=NOT_APPLICABLE, note="Positions are drawn at random.")
+            return not_applicable("packing", meaning, RANDOM_POSITIONS)
         half = self.num_tokens // 2
         if half == 0:
-            return self.single_token("packing", meaning)
+            return not_applicable("packing", meaning, ONE_TOKEN)
         segments = (torch.arange(self.num_tokens, device=self.tokens.device) >= half).long().expand(ROWS, -1)
         packed = self.logits(self.tokens, segment_ids=segments)
         errors = [

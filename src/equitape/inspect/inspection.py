@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..encodings import PositionalEncoding, Positions
-from .capture import LayerRecord, frozen_state, subject_of, updates_state, visit_layers
+from .capture import LayerRecord, frozen_state, target_of, updates_state, visit_layers
 
 Array = NDArray[np.float32]
 DISTANCE_OPERATIONS = 4e10
@@ -254,8 +254,8 @@ def inspect_model(
     texts. Default: their ids. show: (first, end) of the tokens to keep; the model reads all of them. max_cells: more
     tokens than this are pooled into cells.
     """
-    subject = subject_of(model)
-    encoding = subject.encoding
+    target = target_of(model)
+    encoding = target.encoding
     if position_ids is None:
         if inputs.dim() != 2 or inputs.shape[0] != 1 or inputs.shape[1] < 2:
             raise ValueError(
@@ -292,7 +292,7 @@ def inspect_model(
         change = attention - plain
     return Inspection(
         encoding={"kind": encoding.kind, **encoding.options.to_dict()},
-        causal=subject.causal,
+        causal=target.causal,
         num_tokens=num_tokens,
         labels=named,
         cells=cells,

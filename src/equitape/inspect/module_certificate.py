@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ..encodings import PositionalEncoding
 from ..nn import Attention
-from .capture import subject_of
-from .verdicts import NOT_APPLICABLE, OFFSETS, Certificate, Check, Judge, find_turn, turned_start
+from .capture import AT_START, is_at_start, target_of
+from .verdicts import NO_PHASORS, OFFSETS, Certificate, Check, Judge, find_turn, not_applicable, turned_start
 
 
 def certify_module(model: Any, num_tokens: int, seed: int, limit: float) -> Certificate:
@@ -25,9 +25,8 @@ def certify_module(model: Any, num_tokens: int, seed: int, limit: float) -> Cert
     finally:
         model.train(training)
     notes = [] if checks.spread else ["All outputs are equal, so the checks prove nothing."]
-    updates = [weight for name, weight in model.named_parameters() if name.endswith((".carry", ".mix_out"))]
-    if updates and not any(bool(weight.any()) for weight in updates):
-        notes.append("The state update is zero, as at the start of training, so this is still a RoPE model.")
+    if is_at_start(model):
+        notes.append(AT_START)
     return Certificate(
         encoding=checks.encoding.kind,
         dtype=str(checks.expected.dtype).removeprefix("torch."),
@@ -44,12 +43,12 @@ class ModuleChecker(Judge):
     encoding: PositionalEncoding
 
     def __init__(self, model: Any, num_tokens: int, seed: int, limit: float):
-        subject = subject_of(model)
+        target = target_of(model)
         self.model = model
         self.limit = limit
-        self.causal = subject.causal
-        self.encoding = subject.encoding
-        layers = [layer for layer in subject.attentions if isinstance(layer, Attention)]
+        self.causal = target.causal
+        self.encoding = target.encoding
+        layers = [layer for layer in target.attentions if isinstance(layer, Attention)]
         # by identity: layers may share one
         self.encodings = list({id(layer.model_encoding): layer.model_encoding for layer in layers}.values())
         self.promised = all(encoding.shift_invariant for encoding in self.encodings)
@@ -91,7 +90,7 @@ class ModuleChecker(Judge):
         with ExitStack() as stack:
             turned = [stack.enter_context(turned_start(own, turn)) for own, turn in turns if turn is not None]
             if not turned:
-                return Check(name=name, meaning=meaning, verdict=NOT_APPLICABLE, note="There are no phasors to rotate.")
+                return not_applicable(name, meaning, NO_PHASORS)
             return self.judge(name, meaning, [self.error(self.run(), self.expected)], self.promised)
 
     def causality(self) -> Check:
@@ -99,10 +98,9 @@ class ModuleChecker(Judge):
         name, meaning = "causality", "later tokens do not change earlier outputs"
         count, half = len(self.ids), len(self.ids) // 2
         if not self.causal:
-            note = "Attention sees both directions."
-            return Check(name=name, meaning=meaning, verdict=NOT_APPLICABLE, note=note)
+            return not_applicable(name, meaning, "Attention sees both directions.")
         if self.inputs.dim() < 2 or {self.inputs.shape[1], self.expected.shape[1]} != {count}:
             note = "Inputs and outputs are not [B, N, ...], so tokens cannot be distinguished."
-            return Check(name=name, meaning=meaning, verdict=NOT_APPLICABLE, note=note)
+            return not_applicable(name, meaning, note)
         changed = torch.cat((self.inputs[:, :half], self.other[:, half:]), dim=1)
         return self.judge(name, meaning, [self.error(self.run(changed)[:, :half], self.expected[:, :half])])

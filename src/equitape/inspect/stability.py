@@ -17,7 +17,15 @@ from torch import Tensor
 
 from ..encodings.tape import TapeOptions
 from ..model import EquitapeConfig, EquitapeModel
-from .capture import LayerRecord, decoder_of, frozen_state, layer_encodings, updates_state, visit_layers
+from .capture import (
+    LayerRecord,
+    decoder_of,
+    frozen_state,
+    is_at_start,
+    update_weights,
+    updates_state,
+    visit_layers,
+)  # fmt: skip
 from .inspection import state_products
 
 STARTS = (3, 1000, 1_000_000)
@@ -130,9 +138,10 @@ def variants_of(model: Any) -> tuple[list[Variant], list[str]]:
         )
     except ValueError as error:
         notes.append(str(error))
-    if is_at_start(decoder):
-        # a single layer has no update, since nothing would read it
-        why = "zero everywhere, as at the start of training" if update_weights(decoder) else "disabled in all layers"
+    # a single layer has no update, since nothing would read it
+    disabled = not update_weights(decoder)
+    if disabled or is_at_start(decoder):
+        why = "disabled in all layers" if disabled else "zero everywhere, as at the start of training"
         notes.append(f"The update is {why}, so all variants are the same model.")
     return variants, notes
 
@@ -140,21 +149,6 @@ def variants_of(model: Any) -> tuple[list[Variant], list[str]]:
 def starts_as_rope(decoder: EquitapeModel) -> bool:
     """Whether the state starts as RoPE's phasors."""
     return getattr(decoder.encoding.options, "init", None) == "rope"
-
-
-def is_at_start(decoder: EquitapeModel) -> bool:
-    """Whether nothing is moved, carried or mixed, because the weights are zero."""
-    return not any(bool(weight.any()) for weight in update_weights(decoder))
-
-
-def update_weights(decoder: EquitapeModel) -> list[Tensor]:
-    """The output weights of everything that is moved, carried or mixed."""
-    return [
-        weight
-        for part in layer_encodings(decoder)
-        for name in ("move_gain", "carry", "mix_out")
-        if (weight := getattr(part, name, None)) is not None
-    ]
 
 
 def unequivariant_twin(decoder: EquitapeModel) -> EquitapeModel:

@@ -16,6 +16,7 @@ PASS, FAIL, NOT_PROMISED, NOT_APPLICABLE = "pass", "fail", "not promised", "does
 LIMITS = {torch.float64: 1e-6, torch.float32: 1e-2}
 """Rounding grows with depth: SmolLM2-135M, 30 layers, has 9e-9 and 5e-4. A broken guarantee shows at 1e-1."""
 OFFSETS = (1, 1000, 1_000_000)
+NO_PHASORS = "There are no phasors to rotate."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +67,11 @@ class Judge:
             note = note.strip()
         verdict = (PASS if error <= self.limit else FAIL) if promised else NOT_PROMISED
         return Check(name=name, meaning=meaning, verdict=verdict, error=error, note=note)
+
+
+def not_applicable(name: str, meaning: str, note: str) -> Check:
+    """A check that says nothing about this model. note: why."""
+    return Check(name=name, meaning=meaning, verdict=NOT_APPLICABLE, note=note)
 
 
 def find_turn(encoding: PositionalEncoding) -> Callable[[Tensor], Tensor] | None:
