@@ -29,32 +29,16 @@ Saved = Literal["adapter", "model"]
 TRAINING = OptionsOf(
     cls=TrainSettings,
     panel="Training",
-    only=(
-        "steps",
-        "tokens",
-        "batch_size",
-        "gradient_accumulation_steps",
-        "learning_rate",
-        "schedule",
-        "warmup_ratio",
-        "weight_decay",
-        "precision",
-        "gradient_checkpointing",
-        "compile",
-        "save_steps",
-        "eval_steps",
-        "jumps",
+    without=(
+        "minutes", "final_rate", "betas", "epsilon", "max_grad_norm", "dataloader_num_workers", "seed", "logging_steps",
+        "save_total_limit",
     ),
     defaults={
         **TRAIN_DEFAULTS,
         "learning_rate": f"{RATE_OF_ALL:g} if all weights train, {RATE_OF_TAPE:g} for tape, else {RATE_OF_FEW:g}",
     },
-)
-DATA = OptionsOf(
-    cls=FinetuneSettings,
-    panel="Training",
-    only=("data", "tokenizer", "row_length", "min_tokens", "whole_rows", "recall", "cache"),
-)
+)  # fmt: skip
+DATA = OptionsOf(cls=FinetuneSettings, panel="Training", without=("train", "evaluation"))
 METHOD = OptionsOf(cls=AdaptSettings, panel="Method", names={"lora_targets": "lora-target"})
 EVALUATION = OptionsOf(
     cls=EvalSettings, panel="Perplexity before and after", prefix="eval", defaults={"windows": "32; 0 means all"}

@@ -10,27 +10,7 @@ from .options import AsJson, OptionsOf, takes_settings
 
 OPTIONS = OptionsOf(
     cls=BenchSettings,
-    only=(
-        "shape",
-        "layers",
-        "width",
-        "workloads",
-        "encodings",
-        "lengths",
-        "cache_lengths",
-        "batches",
-        "dtype",
-        "compile",
-        "graphs",
-        "runs",
-        "seconds",
-        "quick",
-        "once",
-        "csv",
-        "plot",
-        "table",
-        "show",
-    ),
+    without=("device", "seed", "input_sets"),
     names={
         "workloads": "workload",
         "encodings": "encoding",
@@ -43,10 +23,7 @@ OPTIONS = OptionsOf(
 
 
 @takes_settings
-def bench(
-    given: Annotated[dict[str, Any], OPTIONS],
-    json: AsJson = False,
-) -> None:
+def bench(given: Annotated[dict[str, Any], OPTIONS], json: AsJson = False) -> None:
     """Measure the time, memory and operations of encodings, each compared with RoPE in the same run.
 
     A result that disagrees with the reference is reported and not timed. The exit code is 1 if a result disagrees or

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from ..registry import describe_choices
 from ..settings import Ge, Settings
-from .options import AsJson, OptionsOf, keeping, print_json, takes_settings
+from .options import AsJson, OptionsOf, keeping, named_folder, print_json, takes_settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,11 +152,8 @@ def run(
 def read_beside(given: tuple[str, ...]) -> dict[str, Path]:
     """Folders of other evaluations by name, from NAME=FOLDER or FOLDER."""
     found: dict[str, Path] = {}
-    for entry in given:
-        name, equals, folder = entry.partition("=")
-        path = Path(folder if equals else entry)
-        label = name if equals else path.name
-        if label in found:
-            raise ValueError(f"--beside has two evaluations called {label!r}; rename one with NAME=FOLDER.")
-        found[label] = path
+    for name, folder in map(named_folder, given):
+        if name in found:
+            raise ValueError(f"--beside has two evaluations called {name!r}; rename one with NAME=FOLDER.")
+        found[name] = folder
     return found

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from ..extend.settings import ExtendSettings
+from ..extend.settings import BUDGETS, ExtendSettings
 from .options import AsJson, OptionsOf, keeping, print_json, table_of, takes_settings
 
 if TYPE_CHECKING:
@@ -18,7 +18,6 @@ PLAN = (
     "batch_size", "whole_rows", "jumps", "recall", "learning_rate", "memory", "compile", "seed",
 )  # fmt: skip
 NAMES = {"lora_targets": "lora-target"}
-BUDGET = ("minutes", "tokens", "steps")
 PROOF = (
     "measure", "eval_data", "eval_lengths", "needle_lengths", "text_lengths", "samples", "windows", "harness",
     "batch_tokens", "tolerance", "retrieval_tolerance", "compare",
@@ -29,7 +28,7 @@ PROOF = (
 def extend(
     base: Annotated[str, typer.Argument(help="A folder with safetensors, a GGUF file, or a name on the Hub.")],
     plan: Annotated[dict[str, Any], OptionsOf(cls=ExtendSettings, panel="Plan", only=PLAN, names=NAMES)],
-    budget: Annotated[dict[str, Any], OptionsOf(cls=ExtendSettings, panel="Budget", only=BUDGET)],
+    budget: Annotated[dict[str, Any], OptionsOf(cls=ExtendSettings, panel="Budget", only=BUDGETS)],
     proof: Annotated[dict[str, Any], OptionsOf(cls=ExtendSettings, panel="Proof", only=PROOF)],
     files: Annotated[dict[str, Any], OptionsOf(cls=ExtendSettings, only=("data", "tokenizer", "save"))],
     out: Annotated[
@@ -59,7 +58,6 @@ def extend(
     """
     from ..extend.prepare import check_out, default_folder, join_processes, prepare
     from ..extend.run import run, run_columns
-    from ..runs.errors import is_out_of_memory
     from ..runs.files import check_writable
     from ..runs.progress import Progress
 
@@ -81,20 +79,12 @@ def extend(
         check_out(prepared, folder, resume or bool(only))
     if first and not json and not only:
         show_plan(prepared, console, False)
-    try:
-        with keeping(lambda: f"{folder} keeps what was done.", resume=True):
-            if only:
-                run_columns(prepared, folder, only, console)
-                return
-            extension = run(prepared, folder, resume=resume, console=console)
-    except RuntimeError as error:
-        if not is_out_of_memory(error):
-            raise
-        typer.echo(
-            "The device ran out of memory; use a shorter --row-length or a smaller --batch-size in another folder.",
-            err=True,
-        )
-        raise typer.Exit(1) from None
+    memory = "The device ran out of memory; use a shorter --row-length or a smaller --batch-size in another folder."
+    with keeping(lambda: f"{folder} keeps what was done.", resume=True, memory=memory):
+        if only:
+            run_columns(prepared, folder, only, console)
+            return
+        extension = run(prepared, folder, resume=resume, console=console)
     if json and first:
         print_json(extension.to_dict())
     elif first:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from functools import wraps
+from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
 import typer
@@ -46,6 +47,8 @@ class OptionsOf:
     """Prefix of option names: "eval" turns `lengths` into --eval-lengths."""
     only: tuple[str, ...] = ()
     """Settings that become options. Default: all."""
+    without: tuple[str, ...] = ()
+    """Settings that do not become options."""
     names: dict[str, str] = field(default_factory=dict)
     """Renamed options, for example {"lora_targets": "lora-target"}."""
     defaults: dict[str, Any] = field(default_factory=dict)
@@ -59,9 +62,8 @@ class OptionsOf:
     def parameters(self) -> Iterator[tuple[str, str, Any]]:
         """(setting, parameter, annotation for typer) of every option."""
         hints, words = type_hints(self.cls), field_help(self.cls)
-        chosen = {self.cls.aliases.get(name, name) for name in self.only}
         for entry in fields(self.cls):
-            if not chosen or entry.name in chosen:
+            if entry.name in (self.only or hints) and entry.name not in self.without:
                 hint = hints[entry.name]
                 default = self.defaults.get(entry.name, None if is_required(entry) else default_of(entry))
                 text = describe(words.get(entry.name, ""), hint, default)
@@ -207,16 +209,20 @@ def in_one_sentence(command: Callable[..., None]) -> Callable[..., None]:
 
 
 @contextmanager
-def keeping(describe_kept: Callable[[], str], *, resume: bool) -> Iterator[None]:
+def keeping(describe_kept: Callable[[], str], *, resume: bool, memory: str = "") -> Iterator[None]:
     """End an interruption or a full disk with one line: what is kept, and the command that continues.
 
-    describe_kept: makes a sentence. resume: whether the command needs --resume to continue.
+    describe_kept: makes a sentence. resume: whether the command needs --resume to continue. memory: what to say where
+    the memory is full, which the same command would only meet again.
     """
     try:
         yield
     except KeyboardInterrupt:
         reason, code = "Interrupted.", 130
     except Exception as error:
+        if memory and is_out_of_memory(error):
+            typer.echo(memory, err=True)
+            raise typer.Exit(1) from None
         if not is_disk_full(error):
             raise
         reason, code = "The disk is full; free some space.", 1
@@ -226,6 +232,14 @@ def keeping(describe_kept: Callable[[], str], *, resume: bool) -> Iterator[None]
     if os.environ.get("RANK", "0") == "0":
         typer.echo(describe_stop(reason, describe_kept(), resume=resume), err=True)
     raise typer.Exit(code)
+
+
+def named_folder(given: str) -> tuple[str, Path]:
+    """Parse NAME=FOLDER, or FOLDER, which is named after its last part."""
+    name, equals, folder = given.partition("=")
+    if not equals or Path(given).exists():
+        return Path(given).resolve().name, Path(given)
+    return name, Path(folder)
 
 
 def print_json(content: Any, indent: int = 1) -> None:

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from .options import named_folder
+
 
 def report(
     folders: Annotated[
@@ -21,12 +23,5 @@ def report(
     """
     from ..report.merged import write_merged
 
-    files = write_merged([named(folder) for folder in folders], out)
+    files = write_merged([named_folder(folder) for folder in folders], out)
     typer.echo(f"Written to {out}: {', '.join(files)}.")
-
-
-def named(given: str) -> tuple[str, Path]:
-    """Parse NAME=FOLDER, or FOLDER, which is named after its last part."""
-    name, equals, folder = given.partition("=")
-    path = Path(folder if equals and not Path(given).exists() else given)
-    return (name, path) if equals and not Path(given).exists() else (path.resolve().name, path)

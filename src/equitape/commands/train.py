@@ -64,12 +64,11 @@ def train(
 
     On several devices: torchrun -m equitape train ...
     """
-    from ..runs.errors import is_out_of_memory
     from ..runs.folders import file_name
     from ..runs.progress import Progress
     from ..training.fit import check_processes
     from ..training.recipe import load_recipe
-    from ..training.run import RECIPE, check_directory, describe_kept, execute, explain, folder_name, single_run
+    from ..training.run import RECIPE, check_directory, describe_kept, execute, folder_name, out_of_memory, single_run
     from ..training.show import show_run
 
     loaded = load_recipe(recipe, overrides or [], small=small)
@@ -87,14 +86,8 @@ def train(
         return
     if resume and not (out / RECIPE).exists() and not progress.console.quiet:
         typer.echo(f"No run to resume in {out}; starting from step 0.", err=True)
-    try:
-        with keeping(lambda: describe_kept(out), resume=True):
-            result = execute(plan, choice.label, number, out, resume=resume, progress=progress)
-    except RuntimeError as error:
-        if not is_out_of_memory(error):
-            raise
-        typer.echo(explain(error), err=True)
-        raise typer.Exit(1) from None
+    with keeping(lambda: describe_kept(out), resume=True, memory=out_of_memory()):
+        result = execute(plan, choice.label, number, out, resume=resume, progress=progress)
     if result is None:
         return
     show_run(result, Console())
