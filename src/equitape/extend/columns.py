@@ -3,14 +3,7 @@
 from ..adapt.settings import train_defaults
 from ..pretrained.settings import AdaptSettings
 from .methods import chosen_method, split_method
-from .settings import (
-    COMPARATORS,
-    EVERY_COMPARATOR,
-    UNTRAINED,
-    WITHOUT_JUMPS,
-    ExtendSettings,
-    split_comparator,
-)
+from .settings import COMPARATORS, EVERY_COMPARATOR, UNTRAINED, WITHOUT_JUMPS, ExtendSettings, split_comparator
 
 LORA = {"lora_rank": None, "lora_alpha": None, "lora_targets": ()}
 

@@ -1,6 +1,7 @@
 """Estimates of memory and time on one device, from the formulas of scale/; called estimates wherever they are shown."""
 
 from dataclasses import dataclass
+from functools import partial
 
 from ..model import EquitapeConfig
 from ..pretrained.settings import AdaptSettings
@@ -29,11 +30,6 @@ class Device:
         """Assumed operations per second."""
         return RATES.get(self.kind, 1e13) * (self.cores if self.kind == "cpu" else 1)
 
-    @property
-    def number_bytes(self) -> int:
-        """Bytes of a number in the forward pass."""
-        return 2 if self.kind == "cuda" else 4
-
 
 def usable_bytes(device: Device, given: float | None = None) -> float:
     """Memory that training may take. given: in GiB, instead of a share of the device's."""
@@ -60,27 +56,14 @@ def fit_memory(
         for count in range(1, batch_size + 1)
         if batch_size % count == 0
     ]
+    cuda = device.kind == "cuda"
+    # an upper estimate for LoRA: frozen layers keep less than the formulas say
+    estimate = partial(training_memory, costs, compiled=False, cuda=cuda, size=2 if cuda else 4, trained=trained)
     for count, checkpointing in ways:
-        needed = training_bytes(costs, device, trained, row_length * batch_size // count, checkpointing)
+        needed = estimate(row_length * batch_size // count, checkpointing=checkpointing).peak
         if needed <= room:
             return count, checkpointing, needed
     return batch_size, True, needed
-
-
-def training_bytes(costs: ModelCosts, device: Device, trained: int, tokens: int, checkpointing: bool = False) -> float:
-    """An estimate of memory: weights, optimizer, activations of so many tokens, their logits.
-
-    Frozen layers keep less than the formulas say, so this is an upper estimate for LoRA.
-    """
-    return training_memory(
-        costs,
-        tokens,
-        checkpointing=checkpointing,
-        compiled=False,
-        cuda=device.kind == "cuda",
-        size=device.number_bytes,
-        trained=trained,
-    ).peak
 
 
 def count_trained(config: EquitapeConfig, adapt: AdaptSettings, parameters: int) -> int:

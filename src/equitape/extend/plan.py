@@ -14,7 +14,7 @@ from .estimates import Device, count_trained, fit_memory, training_seconds, usab
 from .lengths import Proof, choose_proof, listed
 from .methods import choose_method
 from .policy import POLICY, Choice
-from .settings import WITHOUT_IDS, ExtendSettings
+from .settings import BUDGETS, WITHOUT_IDS, ExtendSettings
 
 CPU_MINUTES = 15.0
 """Of training on a CPU, by the estimate, where no budget is given."""
@@ -53,8 +53,8 @@ class Budget:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
-    """Everything an extension does."""
+class Plan(Proof):
+    """Everything an extension does: what it trains and what it measures."""
 
     adapt: AdaptSettings
     train: TrainSettings
@@ -62,17 +62,9 @@ class Plan:
     whole_rows: bool
     """Whether the ends of documents, which share rows, are left out."""
     recall: float
-    short: tuple[int, ...]
-    lengths: tuple[int, ...]
-    """Long lengths of prompts."""
-    needle_lengths: tuple[int, ...]
-    text_lengths: tuple[int, ...]
-    """Lengths at which perplexity is measured, as far as the held-out text reaches."""
     join: bool
     """Whether held-out documents are read as one."""
-    samples: int
     depths: int
-    windows: int
     choices: tuple[Choice, ...]
     trained: int
     """Weights that train."""
@@ -89,9 +81,7 @@ class Plan:
 
 def make_plan(config: EquitapeConfig, settings: ExtendSettings, text: Text, device: Device) -> Plan:
     """Choose what the settings leave open, each choice with its reason."""
-    context, to = config.context, settings.to
-    if to <= context:
-        raise ValueError(f"The base reads {context:,} tokens already; give a length above that for --to, not {to:,}.")
+    check_length(config, settings)
     costs = ModelCosts(config)
     row_length, batch_size = choose_rows(config, settings, device)
     step = training_seconds(costs, device, batch_size, row_length)
@@ -100,7 +90,7 @@ def make_plan(config: EquitapeConfig, settings: ExtendSettings, text: Text, devi
     parameters = costs.parameters
     trained = count_trained(config, adapt, parameters)
     train, choices = choose_training(costs, settings, adapt, (row_length, batch_size), budget, device, trained)
-    join = text.longest <= to and text.joined > text.longest
+    join = text.longest <= settings.to and text.joined > text.longest
     minutes = minutes_of(settings, device)
     limit = 60 * CPU_PROOF * minutes if minutes is not None and device.kind == "cpu" else None
     proof = choose_proof(config, settings, costs, device, text.joined if join else text.longest, limit)
@@ -118,6 +108,14 @@ def make_plan(config: EquitapeConfig, settings: ExtendSettings, text: Text, devi
         parameters=parameters,
         **vars(proof),
     )
+
+
+def check_length(config: EquitapeConfig, settings: ExtendSettings) -> None:
+    """Raise ValueError for a context that the base has already."""
+    if settings.to <= config.context:
+        raise ValueError(
+            f"The base reads {config.context:,} tokens already; give a length above that for --to, not {settings.to:,}."
+        )
 
 
 def minutes_of(settings: ExtendSettings, device: Device) -> float | None:
@@ -264,18 +262,13 @@ def choose_jumps(settings: ExtendSettings, adapt: AdaptSettings, row_length: int
 
 def choose_budget(settings: ExtendSettings, tokens_per_step: int, text: Text, device: Device, step: float) -> Budget:
     """The budget of the settings, or of the policy. step: seconds of one by the estimate."""
-    name, value, reason = given_budget(settings) or policy_budget(settings, tokens_per_step, text, device, step)
+    given = {name: getattr(settings, name) for name in BUDGETS if getattr(settings, name) is not None}
+    if given:
+        (name, value), reason = next(iter(given.items())), "You set it."
+    else:
+        name, value, reason = policy_budget(settings, tokens_per_step, text, device, step)
     steps = {"steps": value, "tokens": value / tokens_per_step, "minutes": 60 * value / step}[name]
     return Budget(given={name: value}, reason=reason, tokens=steps * tokens_per_step, seconds=steps * step)
-
-
-def given_budget(settings: ExtendSettings) -> tuple[str, float, str] | None:
-    """(kind, size, reason) of the budget in the settings."""
-    for name in ("minutes", "tokens", "steps"):
-        value = getattr(settings, name)
-        if value is not None:
-            return name, value, "You set it."
-    return None
 
 
 def policy_budget(

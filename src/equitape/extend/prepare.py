@@ -13,7 +13,7 @@ from accelerate import PartialState
 from ..adapt.finetune import describe_texts, read_data
 from ..adapt.settings import EvalSettings, FinetuneSettings
 from ..data.overlap import find_overlap
-from ..data.text import find_files
+from ..data.text import read_documents
 from ..data.tokens import TokenStore, build_tokens
 from ..model import EquitapeConfig
 from ..pretrained.adapting import name_of
@@ -25,10 +25,10 @@ from ..tasks.perplexity_by_length import name_sources
 from ..training.settings import TrainSettings
 from .columns import comparator_settings, list_comparators
 from .estimates import Device
-from .plan import Plan, Text, choose_recall, choose_rows, make_plan
+from .last_words import find_passages
+from .plan import Plan, Text, check_length, choose_recall, choose_rows, make_plan
 from .proof import FEW_QUESTIONS, HARNESS, QUESTIONS, harness_task, proof_tasks
 from .settings import ExtendSettings
-from .words import find_passages
 
 EXTEND = "extend.json"
 UNIMPORTANT = tuple(
@@ -67,27 +67,18 @@ class Prepared:
 
     def identity(self) -> dict[str, Any]:
         """What decides the results, as plain data."""
-        given = {
-            "base": {"name": name_of(self.base), "context": self.config.context, "encoding": self.config.encoding},
-            "settings": self.settings.to_dict(),
-            "data": self.digests,
-            "plan": self.plan.identity(),
-        }
-        return plain(given)
+        base = {"name": name_of(self.base), "context": self.config.context, "encoding": self.config.encoding}
+        settings, plan = self.settings.to_dict(), self.plan.identity()
+        return plain({"base": base, "settings": settings, "data": self.digests, "plan": plan})
 
 
 def prepare(base: str | Path, settings: ExtendSettings) -> Prepared:
     """Plan an extension and refuse what cannot be done, before any weight is read."""
     base = str(base)
     config = read_config(base)
-    if settings.to <= config.context:
-        # before any text is read
-        raise ValueError(
-            f"The base reads {config.context:,} tokens already; give a length above that for --to, not {settings.to:,}."
-        )
-    for source in (*settings.data, *settings.eval_data):
-        if not source.startswith("hf:"):
-            find_files(source)
+    # before any text is read
+    check_length(config, settings)
+    read_documents((*settings.data, *settings.eval_data))
     tokenizer = tokenizer_of(base, settings.tokenizer)
     check_vocabulary(tokenizer, config.vocab_size)
     device = find_device()

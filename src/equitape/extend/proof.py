@@ -11,7 +11,7 @@ from torch.nn.functional import log_softmax
 from ..data.tokens import TokenStore
 from ..evaluation.runner import REPORT, evaluate
 from ..report.numbers import number
-from ..runs.extension import EXTENDED, ORIGINAL, Agreement, Check, Verdict, perplexities, scores
+from ..runs.extension import EXTENDED, ORIGINAL, RETRIEVAL, Agreement, Check, Verdict, perplexities, scores
 from ..runs.results import EvaluationReport
 from ..tasks import build_evaluation
 from ..tasks.evaluated_model import EvaluatedModel
@@ -19,9 +19,10 @@ from ..tasks.harness import require_harness
 from ..tasks.haystack import PromptMaker
 from ..tasks.needles import HaystackTask
 from ..tasks.perplexity import CHUNK_TOKENS
+from .last_words import NAME
+from .lengths import listed
 from .plan import Plan
 from .settings import ExtendSettings
-from .words import NAME
 
 AGREEMENT_WINDOWS, FEW_WINDOWS = 8, 2
 """On a GPU and elsewhere."""
@@ -31,8 +32,6 @@ FEWEST_QUESTIONS = 10
 HARNESS = "lm-eval"
 SHARES = ("acc", "exact_match")
 """Metrics of the harness, by the start of their names, that are shares of right answers."""
-RETRIEVAL = {"passkey": "passkey", "needles": "multi-key needles"}
-"""Tasks whose score may not fall, and what sentences call them."""
 
 Reports = dict[str, EvaluationReport]
 """By task."""
@@ -62,8 +61,9 @@ def proof_tasks(plan: Plan, settings: ExtendSettings, tokenizer: Any) -> tuple[d
         fitting = fitting_lengths(name, options, tokenizer, wanted[name])
         left_out = [length for length in wanted[name] if length not in fitting]
         if left_out:
-            which = ", ".join(f"{length:,}" for length in left_out)
-            notes.append(f"{RETRIEVAL[name]}: not measured at {which} tokens, which do not hold a whole prompt.")
+            notes.append(
+                f"{RETRIEVAL[name]}: not measured at {listed(left_out)} tokens, which do not hold a whole prompt."
+            )
         if fitting:
             tasks[name] = {**options, "lengths": fitting, "short": fitting[0]}
     return {name: options for name, options in tasks.items() if name in settings.measure}, notes
@@ -130,17 +130,13 @@ def agree(original: Any, other: Any, store: TokenStore, length: int, windows: in
     divergence = 0.0
     for index in range(count):
         row = tokens[index * length : (index + 1) * length][None]
-        one, two = (model(input_ids=row.to(_device(model)), use_cache=False).logits[0] for model in (original, other))
+        one, two = (model(input_ids=row.to(model.device), use_cache=False).logits[0] for model in (original, other))
         for first, second in zip(one.split(CHUNK_TOKENS), two.split(CHUNK_TOKENS), strict=True):
             p, q = log_softmax(first.float(), -1), log_softmax(second.float(), -1)
             divergence += float((p.exp() * (p - q)).sum(dtype=torch.float64))
             same += int((p.argmax(-1) == q.argmax(-1)).sum())
             total += len(p)
     return Agreement(length=length, tokens=total, agreement=100 * same / total, kl=divergence / total)
-
-
-def _device(model: Any) -> torch.device:
-    return next(model.parameters()).device
 
 
 def judge(

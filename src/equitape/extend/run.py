@@ -37,11 +37,11 @@ from ..runs.lock import locked
 from ..tasks.evaluated_model import EvaluatedModel
 from ..training.fit import check_processes
 from .columns import comparator_settings, list_comparators
+from .last_words import write_task
 from .plan import Plan, make_plan
 from .prepare import EXTEND, Prepared, check_out, course_of, join_processes
 from .proof import AGREEMENT_WINDOWS, FEW_WINDOWS, HARNESS, Reports, agree, judge, measure
 from .settings import UNTRAINED, split_comparator
-from .words import write_task
 
 RESULTS, AGREEMENT = "results.json", "agreement.json"
 TRAINING, MODEL = "training", "model"

@@ -27,6 +27,7 @@ COMPARATORS = (
     *(f"{method}{jumps}" for method in COMPARED_METHODS for jumps in ("", WITHOUT_JUMPS)),
     *WITHOUT_IDS,
 )
+BUDGETS = ("minutes", "tokens", "steps")
 EVERY_COMPARATOR = "all"
 OVERRIDES = (
     "theta", "scaling", "scaling_factor", "learning_rate", "recall", "jumps", "row_length", "batch_size", "steps",
@@ -119,7 +120,7 @@ class ExtendSettings(Settings):
 
     def __post_init__(self) -> None:
         Jumps.parse(self.jumps or {}, "jumps")
-        given = [name for name in ("minutes", "tokens", "steps") if getattr(self, name) is not None]
+        given = [name for name in BUDGETS if getattr(self, name) is not None]
         if len(given) > 1:
             raise ValueError(f"{' and '.join(given)} are given; a budget is one of minutes, tokens and steps.")
         for name in self.compare:
