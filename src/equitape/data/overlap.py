@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..registry import counted
 from .tokens import TokenStore
 
 WINDOW_BYTES = 128
@@ -61,9 +62,8 @@ def describe_overlap(name: str, overlap: Overlap) -> str:
         return ""
     share = f"{overlap.share:.1%}" if overlap.share >= 0.0005 else "Less than 0.1%"
     return (
-        f"{share} of {name} also occurs in the training data ({overlap.documents:,} "
-        f"document{'s' if overlap.documents > 1 else ''}), so its scores partly measure memorization. "
-        f"Train on one split and score another."
+        f"{share} of {name} also occurs in the training data ({counted(overlap.documents, 'document')}), so its scores "
+        f"partly measure memorization. Train on one split and score another."
     )
 
 

@@ -17,6 +17,8 @@ from ..registry import counted
 from .tokens import TokenStore
 
 IGNORED = -100
+ENDLESS = 10**9
+"""Length of a dataset without end."""
 PADDING_SEGMENT = 0
 
 
@@ -159,9 +161,9 @@ def lay_out(
     if length < 2:
         raise ValueError(f"Row length is {length}; it must be at least 2, since the first token is never predicted.")
     lengths = store.lengths
-    kept = np.flatnonzero(lengths >= max(min_tokens, length if drop_remainders else 1))
+    wanted = max(min_tokens, length if drop_remainders else 1)
+    kept = np.flatnonzero(lengths >= wanted)
     if not len(kept):
-        wanted = max(min_tokens, length if drop_remainders else 1)
         raise ValueError(
             f"No document has {wanted} tokens; the longest has {int(lengths.max())}. Use longer documents or a smaller "
             f"length or minimum."

@@ -6,19 +6,14 @@ Local files are JSON lines, one document per line:
 
 import hashlib
 import json
-import lzma
-import os
 import re
-import tarfile
 import zipfile
-import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from ..runs.errors import first_line
-from .text import ARCHIVES, COMPRESSED, JSON_LINES, find_files
+from .text import JSON_LINES, candidate_paths, find_files, read_json_lines, read_streams
 
 OFFICIAL = "tau/scrolls"
 """The official data set on the Hugging Face Hub, one archive per set. Its loading script, which `datasets` 4 no longer
@@ -97,9 +92,8 @@ def load_examples(dataset: str, source: str | None = None, split: str | None = N
 
 
 def usual_places() -> list[Path]:
-    """Paths searched for local files."""
-    roots = [Path(), *([Path(os.environ["EQUITAPE_DATA"])] if os.environ.get("EQUITAPE_DATA") else [])]
-    return [root / place for root in roots for place in (PLACES if root == Path() else ("scrolls", "scrolls.tar.xz"))]
+    """Paths searched for local files: first all of the working directory."""
+    return [place for places in zip(*map(candidate_paths, PLACES), strict=True) for place in places]
 
 
 def choose_split(dataset: str, source: str, found: dict[str, list[Item]], split: str | None) -> Examples:
@@ -122,7 +116,13 @@ def choose_split(dataset: str, source: str, found: dict[str, list[Item]], split:
 def read_local(dataset: str, source: str) -> dict[str, list[Item]]:
     """Items of one set by split, from local files."""
     found: dict[str, list[Item]] = {}
-    for name, row in read_rows(source):
+    lines = (
+        (f"Line {number} of {name}", row)
+        for name, stream in read_streams(source)
+        if name.endswith(JSON_LINES)
+        for number, row in read_json_lines(name, stream)
+    )
+    for name, row in lines:
         if not isinstance(row, dict) or not isinstance(row.get("items"), list):
             # skip other files in the folder
             continue
@@ -157,45 +157,6 @@ def read_answers(item: dict[str, Any]) -> tuple[str, ...]:
     return tuple(answers)
 
 
-def read_rows(source: str) -> Iterator[tuple[str, Any]]:
-    """(place, content) of every line in all .jsonl files of a source."""
-    files, inside = find_files(source)
-    for file in files:
-        try:
-            if file.name.endswith(ARCHIVES):
-                with tarfile.open(file) as archive:
-                    for member in archive:
-                        if member.isfile() and member.name.startswith(inside) and member.name.endswith(JSON_LINES):
-                            content = archive.extractfile(member)
-                            assert content is not None
-                            yield from parse_lines(f"{file}/{member.name}", content)
-            elif file.name.endswith(JSON_LINES):
-                with file.open("rb") as stream:
-                    yield from parse_lines(str(file), stream)
-        except (tarfile.TarError, lzma.LZMAError, zlib.error, EOFError, OSError) as error:
-            raise ValueError(
-                f"{str(file)!r} is truncated or damaged ({first_line(error)}); download or pack it again."
-            ) from error
-
-
-def parse_lines(name: str, stream: IO[bytes]) -> Iterator[tuple[str, Any]]:
-    """Lines of JSON, decompressed according to the file name."""
-    for ending, decompress in COMPRESSED.items():
-        if name.endswith(ending):
-            stream = decompress(stream)
-    for number, line in enumerate(stream, start=1):
-        if line.strip():
-            try:
-                yield f"Line {number} of {name}", json.loads(line.decode("utf-8-sig"))
-            except UnicodeDecodeError as error:
-                raise ValueError(
-                    f"Line {number} of {name} is not UTF-8 (byte {error.start}); convert the file, for example with: "
-                    f"iconv -f latin1 -t utf-8"
-                ) from None
-            except json.JSONDecodeError as error:
-                raise ValueError(f"Line {number} of {name} is not JSON ({error.msg}).") from None
-
-
 def read_official(dataset: str, split: str | None) -> dict[str, list[Item]]:
     """Items of the official data set, which has answers only for its training and validation splits."""
     from huggingface_hub import hf_hub_download
@@ -205,7 +166,7 @@ def read_official(dataset: str, split: str | None) -> dict[str, list[Item]]:
     # a question with several answers has one row per answer
     merged: dict[str, dict[str, Any]] = {}
     with zipfile.ZipFile(path) as archive, archive.open(f"{dataset}/{name}.jsonl") as stream:
-        for _, row in parse_lines(path, stream):
+        for _, row in read_json_lines(path, stream):
             merged.setdefault(row["id"], {"input": row["input"], "answers": []})["answers"].append(row["output"])
     items = [make_official_item(dataset, key, row["input"], row["answers"]) for key, row in merged.items()]
     if any(answer is None for item in items for answer in item.answers):

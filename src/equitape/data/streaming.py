@@ -8,11 +8,9 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from .packing import PackedDataset
+from .packing import ENDLESS, PackedDataset
 from .text import Sources, read_documents
 from .tokens import store_in_memory, tokenize
-
-ENDLESS = 10**9
 
 
 class StreamedRows(Dataset[dict[str, Tensor]]):

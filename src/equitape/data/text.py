@@ -155,10 +155,21 @@ def _read_all(names: Iterable[str]) -> Iterator[Document]:
 
 
 def _read_local(source: str) -> Iterator[Document]:
+    for name, stream in read_streams(source):
+        if name.endswith(JSON_LINES):
+            for number, row in read_json_lines(name, stream):
+                if text := _text_of(row, f"Line {number} of {name}"):
+                    yield Document(f"{name}:{number}", text)
+        elif text := _decode(repr(name), _read_bytes(name, stream)):
+            yield Document(name, text)
+
+
+def read_streams(source: Source) -> Iterator[tuple[str, IO[bytes]]]:
+    """(name, decompressed content) of every file of a local source and every member of its archives."""
     files, inside = find_files(source)
     for file in files:
         with _open(file) as stream:
-            yield from _read_stream(str(file), stream, inside)
+            yield from _unpack(str(file), stream, inside)
 
 
 def _open(file: Path) -> IO[bytes]:
@@ -168,23 +179,17 @@ def _open(file: Path) -> IO[bytes]:
         raise ValueError(f"Cannot read {str(file)!r} ({error.strerror}); check its permissions.") from error
 
 
-def _read_stream(name: str, stream: IO[bytes], inside: str = "") -> Iterator[Document]:
-    """The documents of one file, by its extension: archive, JSON lines, or one text."""
+def _unpack(name: str, stream: IO[bytes], inside: str = "") -> Iterator[tuple[str, IO[bytes]]]:
     if name.endswith(ARCHIVES):
         yield from _read_archive(name, stream, inside)
         return
     for ending, decompress in COMPRESSED.items():
         if name.endswith(ending):
             stream = decompress(stream)
-    if name.endswith(JSON_LINES):
-        yield from _read_lines(name, stream)
-        return
-    text = _decode(name, _read_bytes(name, stream))
-    if text:
-        yield Document(name, text)
+    yield name, stream
 
 
-def _read_archive(name: str, stream: IO[bytes], inside: str) -> Iterator[Document]:
+def _read_archive(name: str, stream: IO[bytes], inside: str) -> Iterator[tuple[str, IO[bytes]]]:
     """Members in archive order, so that it is read once, front to back."""
     found = False
     try:
@@ -199,7 +204,7 @@ def _read_archive(name: str, stream: IO[bytes], inside: str) -> Iterator[Documen
                 content = archive.extractfile(member)
                 assert content is not None
                 # read the full member: decompressing it may seek, which the archive cannot
-                yield from _read_stream(f"{name}/{path}", io.BytesIO(content.read()))
+                yield from _unpack(f"{name}/{path}", io.BytesIO(content.read()))
             _check_end(archive)
     except (tarfile.TarError, *DAMAGED) as error:
         raise ValueError(f"{name!r} is a truncated or damaged archive ({error}); download or pack it again.") from error
@@ -238,23 +243,21 @@ def _check_size(name: str, size: int) -> None:
         )
 
 
-def _read_lines(name: str, stream: IO[bytes]) -> Iterator[Document]:
+def read_json_lines(name: str, stream: IO[bytes]) -> Iterator[tuple[int, Any]]:
+    """(number, content) of every line of JSON."""
     number = 0
     while line := _read_bytes(name, stream, line=True):
         number += 1
         if not line.strip():
             continue
+        where = f"Line {number} of {name}"
         try:
-            row = json.loads(_decode(name, line))
+            row = json.loads(_decode(where, line))
         except json.JSONDecodeError as error:
-            raise ValueError(
-                f"Line {number} of {name!r} is not JSON ({error.msg}); each line must be one object."
-            ) from None
+            raise ValueError(f"{where} is not JSON ({error.msg}); each line must be one object.") from None
         except RecursionError:
-            raise ValueError(f"Line {number} of {name!r} is nested too deeply; each line must be one object.") from None
-        text = _text_of(row, f"Line {number} of {name!r}")
-        if text:
-            yield Document(f"{name}:{number}", text)
+            raise ValueError(f"{where} is nested too deeply; each line must be one object.") from None
+        yield number, row
 
 
 def _text_of(row: Any, where: str) -> str:
@@ -275,14 +278,14 @@ def _read_bytes(name: str, stream: IO[bytes], line: bool = False) -> bytes:
     return content
 
 
-def _decode(name: str, content: bytes) -> str:
+def _decode(where: str, content: bytes) -> str:
     if b"\0" in content:
-        raise ValueError(f"{name!r} is binary (it has NUL bytes), not text; remove it or give a narrower path.")
+        raise ValueError(f"{where} is binary (it has NUL bytes), not text; remove it or give a narrower path.")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(
-            f"{name!r} is not UTF-8 (byte {error.start}); convert it, for example with: iconv -f latin1 -t utf-8"
+            f"{where} is not UTF-8 (byte {error.start}); convert it, for example with: iconv -f latin1 -t utf-8"
         ) from None
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
-from ..data.packing import IGNORED, numbered_generator
+from ..data.packing import ENDLESS, IGNORED, numbered_generator
 from ..runs.results import KNOWN_METRICS, Curve, Evaluation, HeatMap, Metric, TaskResult
 from ..settings import Settings
 
@@ -21,9 +21,6 @@ __all__ = [
     "ENDLESS", "IGNORED", "Curve", "Evaluation", "HeatMap", "NumberedExamples", "Task", "evaluation_generator",
     "pad_right",
 ]  # fmt: skip
-
-ENDLESS = 10**9
-"""Length of a dataset without end."""
 
 
 class TaskBase:
