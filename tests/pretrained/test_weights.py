@@ -316,7 +316,7 @@ def test_paths_without_a_model(given, message, tmp_path, monkeypatch):
 def test_dtypes():
     with pytest.raises(ValueError, match=r"in torch.float32, but dtype is bfloat16; use model.to"):
         adapt(make_source(), dtype="bfloat16")
-    with pytest.raises(ValueError, match="Unknown dtype 'int8'; use auto"):
+    with pytest.raises(ValueError, match=r"Unknown dtype 'int8'\. Allowed: auto"):
         adapt("anywhere", dtype="int8")
 
 

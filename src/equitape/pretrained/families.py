@@ -14,7 +14,7 @@ COMMON_FIELDS = (
     "hidden_act", "max_position_embeddings", "initializer_range", "rms_norm_eps", "use_cache", "pad_token_id",
     "bos_token_id", "eos_token_id", "tie_word_embeddings", "attention_dropout",
 )  # fmt: skip
-SCALING_KINDS = {"default": "default", "linear": "linear", "dynamic": "dynamic", "yarn": "yarn", "llama3": "llama3"}
+SCALING_KINDS = ("default", "linear", "dynamic", "yarn", "llama3")
 SCALING_NUMBERS = (
     "factor", "beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "low_freq_factor",
     "high_freq_factor",

@@ -8,21 +8,12 @@ from transformers import AutoConfig, PreTrainedModel
 
 from ..data.tokenizers import load_tokenizer, without_cleanup
 from ..model import EquitapeForCausalLM
-from ..registry import describe_choices
 from ..runs.errors import first_line
 from ..runs.folders import model_folder
 from .adapter import DESCRIPTION
 from .adapting import load_adapter
 from .families import translate_config
-from .weights import convert, load_source, read_whole, reading, require_gguf
-
-DTYPES = {
-    "auto": "auto",
-    "float32": torch.float32,
-    "float64": torch.float64,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
+from .weights import as_dtype, convert, load_source, read_whole, reading, require_gguf
 
 
 def is_gguf(name: str) -> bool:
@@ -79,15 +70,12 @@ def load_model(name: str, dtype: str, base: str | None = None, as_ours: bool = T
     dtype: "auto" keeps the file's. as_ours: convert a model of another class to an Equitape decoder with the same
     outputs. Otherwise it keeps its class and may be any causal language model of transformers.
     """
-    if dtype not in DTYPES:
-        raise ValueError(f"Unknown dtype {dtype!r}.{describe_choices(dtype, DTYPES)}")
-    wanted: Any = DTYPES[dtype]
+    wanted = as_dtype(dtype)
     check_model(name, base)
     if base is not None:
         return load_adapter(base, name, dtype=wanted).eval()
     if is_gguf(name):
-        path = Path(name).expanduser()
-        source = load_source(path, wanted)
+        source = load_source(Path(name).expanduser(), wanted)
         return (as_equitape(source) if as_ours else source).eval()
     folder = model_folder(name)
     with reading(name):
@@ -127,7 +115,7 @@ LEAST_SHARE = 0.9
 def tokenizer_of(base: str | Path, given: str | Path | None = None) -> Any:
     """The given tokenizer, or the one in the folder or GGUF file of a base."""
     path = Path(given if given is not None else base).expanduser()
-    if path.suffix == ".gguf" and path.is_file():
+    if is_gguf(str(path)):
         require_gguf(path)
         from transformers import AutoTokenizer
 

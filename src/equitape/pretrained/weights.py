@@ -18,6 +18,7 @@ from transformers.utils.logging import get_verbosity, set_verbosity, set_verbosi
 from ..encodings.base import ENCODINGS
 from ..model import EquitapeConfig, EquitapeForCausalLM
 from ..model.checks import check_loading
+from ..registry import describe_choices
 from ..runs.errors import first_line, is_out_of_memory, named_line
 from .families import FAMILIES, split_fused, translate_config
 
@@ -45,8 +46,7 @@ def load_source(base: Base, dtype: str | torch.dtype = "auto", check: Check | No
     if isinstance(base, nn.Module):
         check_loaded(base, dtype)
         return base
-    if dtype != "auto":
-        as_dtype(dtype)
+    as_dtype(dtype)
     path = Path(base).expanduser()
     if path.is_file():
         return _load_gguf(path, dtype)
@@ -214,11 +214,12 @@ def check_loaded(model: Any, dtype: str | torch.dtype) -> None:
         )
 
 
-def as_dtype(dtype: str | torch.dtype) -> torch.dtype:
-    """A torch dtype by name."""
-    found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
-    if found not in TRAINABLE_DTYPES:
-        raise ValueError(f"Unknown dtype {str(dtype)!r}; use auto, float32, bfloat16 or float16.")
+def as_dtype(dtype: str | torch.dtype) -> Any:
+    """A torch dtype by name; "auto" stays."""
+    found = getattr(torch, dtype, dtype) if isinstance(dtype, str) else dtype
+    if found not in (*TRAINABLE_DTYPES, "auto"):
+        names = [str(each).removeprefix("torch.") for each in TRAINABLE_DTYPES]
+        raise ValueError(f"Unknown dtype {str(dtype)!r}.{describe_choices(dtype, ['auto', *names])}")
     return found
 
 
