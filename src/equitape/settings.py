@@ -11,7 +11,7 @@ import inspect
 import logging
 import math
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import MISSING, asdict, dataclass, fields
 from functools import cache, partial
 from pathlib import Path
@@ -286,19 +286,15 @@ class Field(NamedTuple):
 
 
 def list_fields(cls: type[Settings], prefix: str = "") -> list[Field]:
-    """Every setting of a class; nested settings follow the one they belong to."""
-    return list(_walk(cls, prefix))
-
-
-def _walk(cls: type[Settings], prefix: str) -> Iterator[Field]:
-    hints, words = type_hints(cls), field_help(cls)
+    """Every setting of a class; nested settings follow the one they belong to. prefix: of their names."""
+    hints, words, found = type_hints(cls), field_help(cls), []
     for entry in fields(cls):
         nested = settings_class(hints[entry.name])
         name = f"{prefix}{entry.name}"
         default = "" if nested or is_required(entry) else show_default(default_of(entry))
-        yield Field(name, default, words.get(entry.name, ""), hints[entry.name])
-        if nested:
-            yield from _walk(nested, f"{name}.")
+        found.append(Field(name, default, words.get(entry.name, ""), hints[entry.name]))
+        found += list_fields(nested, f"{name}.") if nested else []
+    return found
 
 
 def default_of(entry: Any) -> Any:

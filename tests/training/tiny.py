@@ -61,7 +61,6 @@ def run(
     encoding: str = "tape",
     dropout: float = 0.1,
     resume: bool = False,
-    trainable=None,
     sizes: dict | None = None,
     collate=None,
     **changes,
@@ -73,7 +72,6 @@ def run(
         run_dir,
         collate=collate or partial(pad_right, pad_token_id=0),
         evaluate=draw,
-        trainable=trainable,
         resume=resume,
     )
 

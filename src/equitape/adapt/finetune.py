@@ -14,7 +14,7 @@ A run folder holds
 import json
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,7 +27,7 @@ from torch import Tensor
 from ..data.overlap import Overlap, describe_overlap, find_overlap
 from ..data.packing import PackedDataset, collate_rows
 from ..data.recall import RecallRows
-from ..data.text import find_files, short_names
+from ..data.text import read_documents, short_names
 from ..data.tokens import TokenStore, build_tokens
 from ..model import EquitapeForCausalLM
 from ..pretrained.adapter import complete_architecture, save_adapter, trained_tensors
@@ -69,9 +69,7 @@ def finetune(
         check_folder(out, "run", RUN, list, resume=False)
     tokenizer = check_sources(base, settings)
     progress = Progress(console if processes.is_main_process else None)
-    if not processes.is_main_process:
-        return _finetune(base, adapt_settings, settings, out, tokenizer, resume, progress)
-    with locked(out):
+    with locked(out) if processes.is_main_process else nullcontext():
         return _finetune(base, adapt_settings, settings, out, tokenizer, resume, progress)
 
 
@@ -159,9 +157,7 @@ class Prepared(NamedTuple):
 
 def check_sources(base: str | Path, settings: FinetuneSettings) -> Any:
     """Refuse missing data before any work; returns the tokenizer."""
-    for source in (*settings.data, *settings.evaluation.data.values()):
-        if not source.startswith("hf:"):
-            find_files(source)
+    read_documents((*settings.data, *settings.evaluation.data.values()))
     return tokenizer_of(base, settings.tokenizer)
 
 

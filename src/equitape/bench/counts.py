@@ -3,7 +3,7 @@
 `python benchmarks/layer_counts.py` writes them to benchmarks/layer_counts.json, which the tests compare.
 """
 
-from collections.abc import Iterator
+import math
 from typing import Any
 
 import torch
@@ -35,7 +35,9 @@ class CountingMode(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         if not _is_free(func):
             self.launches += 1
-            self.bytes += sum(_size(tensor) for tensor in _tensors((args, kwargs, result)))
+            # each once: an operator in place returns its argument
+            found = {id(leaf): leaf for leaf in tree_leaves((args, kwargs, result)) if isinstance(leaf, Tensor)}
+            self.bytes += sum(map(_size, found.values()))
         return result
 
 
@@ -45,17 +47,10 @@ def _is_free(func: Any) -> bool:
     return func.is_view or name.startswith(("aten::empty", "aten::_unsafe_view", "aten::lift_fresh", "prim"))
 
 
-def _tensors(values: Any) -> Iterator[Tensor]:
-    """The tensors among arguments and results, each once: an operator in place returns its argument."""
-    yield from {id(leaf): leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)}.values()
-
-
 def _size(tensor: Tensor) -> int:
     """Bytes of the memory behind a tensor; an expanded axis is read once."""
-    count = 1
-    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
-        count *= size if stride else 1
-    return count * tensor.element_size()
+    sizes = zip(tensor.shape, tensor.stride(), strict=True)
+    return math.prod(size for size, stride in sizes if stride) * tensor.element_size()
 
 
 def count_layer(encoding: str, measure: str) -> dict[str, Any]:

@@ -86,11 +86,7 @@ def environment(device: torch.device) -> dict[str, str]:
 
 def drifts(rows: Sequence[Row]) -> dict[tuple[str, int, int], float]:
     """How much slower RoPE's second measurement was, as a fraction, for each group with two."""
-    found = {}
-    for row in rows:
-        if row.encoding.endswith(AGAIN) and row.ratio is not None:
-            found[row.group] = row.ratio - 1
-    return found
+    return {row.group: row.ratio - 1 for row in rows if row.encoding.endswith(AGAIN) and row.ratio is not None}
 
 
 def to_json(rows: Sequence[Row]) -> str:

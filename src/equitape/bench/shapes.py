@@ -169,7 +169,7 @@ class BenchSettings(Settings):
             raise ValueError(f"{self.num_runs} runs are too few for a median; use {MIN_RUNS} or more, or add --quick.")
         if self.num_runs < 1 or self.input_sets < 3:
             raise ValueError("A measurement needs at least one run and three sets of inputs.")
-        if self.torch_device.type == "cuda" and not torch.cuda.is_available():
+        if self.on_cuda and not torch.cuda.is_available():
             raise ValueError("This machine has no CUDA device; drop --device to measure on the CPU.")
         self.model_shape  # noqa: B018  raises for an invalid width
         if self.csv is not None:
@@ -190,22 +190,14 @@ class BenchSettings(Settings):
         return self.torch_device.type == "cuda"
 
     @property
-    def shape_name(self) -> str:
-        return self.shape or ("155m" if self.on_cuda else "tiny")
-
-    @property
     def model_shape(self) -> Shape:
-        return SHAPES[self.shape_name].resized(self.layers, self.width)
-
-    @property
-    def dtype_name(self) -> str:
-        return self.dtype or ("bfloat16" if self.on_cuda else "float32")
+        return SHAPES[self.shape or ("155m" if self.on_cuda else "tiny")].resized(self.layers, self.width)
 
     @property
     def torch_dtype(self) -> "torch.dtype":
         import torch
 
-        return getattr(torch, self.dtype_name)
+        return getattr(torch, self.dtype or ("bfloat16" if self.on_cuda else "float32"))
 
     @property
     def compiled(self) -> bool:

@@ -253,11 +253,9 @@ def _train(case: Case, variant: Variant) -> PreparedRun:
 
 def _prefill(case: Case, variant: Variant) -> PreparedRun:
     model, tokens = _model(case, variant)
-
-    def logits_of(ids: Tensor) -> Tensor:
-        return model(input_ids=ids, use_cache=False, logits_to_keep=1).logits
-
-    function = _compile(logits_of, variant, variant.graphs)
+    function = _compile(
+        lambda ids: model(input_ids=ids, use_cache=False, logits_to_keep=1).logits, variant, variant.graphs
+    )
 
     def call(index: int) -> Tensor:
         torch.compiler.cudagraph_mark_step_begin()

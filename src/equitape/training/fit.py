@@ -127,7 +127,6 @@ def fit(
     *,
     collate: Callable[[list[Any]], dict[str, Tensor]] | None = None,
     evaluate: Evaluate | None = None,
-    trainable: Callable[[str], bool] | None = None,
     resume: bool = False,
     progress: Progress | None = None,
 ) -> FitResult:
@@ -136,7 +135,6 @@ def fit(
     train_dataset: maps an index to `input_ids` and `labels` [T], and any other inputs of the model.
     collate: makes a batch of examples. Default: stack them.
     evaluate: called with the model and the step every `eval_steps` steps; its numbers go to the log.
-    trainable: whether to train a parameter, by name. Default: by `requires_grad`.
     resume: continue from the newest complete checkpoint in `run_dir`, or start if there is none.
     progress: shows steps, the step a run continues from, and damaged files.
 
@@ -156,9 +154,6 @@ def fit(
         for note in prepare_directory(run_dir, resume, checkpoint):
             progress.console.print(note, highlight=False, markup=False, soft_wrap=True)
     processes.wait_for_everyone()
-    if trainable is not None:
-        for name, parameter in model.named_parameters():
-            parameter.requires_grad_(trainable(name))
 
     use_cache = getattr(model.config, "use_cache", None)
     trainer = EquitapeTrainer(
@@ -224,8 +219,14 @@ def count_steps(settings: TrainSettings, examples: Dataset[Any]) -> int:
         return ENDLESS_STEPS
     if settings.tokens is None:
         raise ValueError("train has no budget; set one of steps, tokens and minutes.")
-    measured = [len(examples[index]["input_ids"]) for index in range(min(size, MEASURED_EXAMPLES))]
+    measured = first_lengths(examples)
     return max(1, round(settings.tokens * len(measured) / (sum(measured) * settings.batch_size)))
+
+
+def first_lengths(examples: Dataset[Any]) -> list[int]:
+    """Tokens of the first examples."""
+    count = min(len(examples), MEASURED_EXAMPLES)  # type: ignore[arg-type]
+    return [len(examples[index]["input_ids"]) for index in range(count)]
 
 
 def uses_bf16(settings: TrainSettings) -> bool:
@@ -371,11 +372,9 @@ def save_model(trainer: EquitapeTrainer, run_dir: Path) -> None:
 
 def describe_bad_step(step: int, checkpoint: Path | None) -> str:
     """One sentence about a NaN or infinite loss."""
-    kept = (
-        f"the checkpoint of step {checkpoints.step_of(checkpoint)} is kept"
-        if checkpoint
-        else "no checkpoint was written yet"
-    )
+    kept = "no checkpoint was written yet"
+    if checkpoint is not None:
+        kept = f"the checkpoint of step {checkpoints.step_of(checkpoint)} is kept"
     return f"The loss or its gradient was NaN or infinite at step {step}; {kept}."
 
 

@@ -14,7 +14,7 @@ from ..pretrained.weights import reading
 from ..registry import counted
 from ..runs.folders import model_folder
 from ..tasks import Task, build_task
-from .fit import ENDLESS_STEPS, MEASURED_EXAMPLES, count_steps
+from .fit import count_steps, first_lengths
 from .jumps import check_jumps
 from .recipe import EncodingChoice, Recipe, spell_out
 
@@ -105,12 +105,16 @@ def describe_plan(plan: Plan) -> dict[str, Any]:
     """What running the recipe would do, as plain data."""
     recipe, task = plan.recipe, plan.task
     examples: Any = task.training_set(recipe.choices[0].seeds[0])
-    steps = count_steps(recipe.train, examples)
-    measured = [len(examples[index]["input_ids"]) for index in range(min(len(examples), MEASURED_EXAMPLES))]
-    tokens = round(steps * recipe.train.batch_size * sum(measured) / len(measured))
-    budget = f"{counted(steps, 'step')}, about {tokens:,} tokens"
-    if steps == ENDLESS_STEPS:
+    if recipe.train.minutes is not None:
         budget = f"{recipe.train.minutes:g} minutes"
+    else:
+        steps = count_steps(recipe.train, examples)
+        measured = first_lengths(examples)
+        tokens = round(steps * recipe.train.batch_size * sum(measured) / len(measured))
+        budget = f"{counted(steps, 'step')}, about {tokens:,} tokens"
+    evaluation = f"{recipe.evaluation.share:.0%} of the task's after training"
+    if recipe.train.eval_steps:
+        evaluation += f", {recipe.evaluation.share_while_training:.0%} every {recipe.train.eval_steps:,} steps"
     return {
         "task": task.name,
         "trained_length": task.trained_length,
@@ -118,12 +122,7 @@ def describe_plan(plan: Plan) -> dict[str, Any]:
         "budget": budget,
         "batch_size": recipe.train.batch_size,
         "data": plan.data,
-        "evaluation": f"{recipe.evaluation.share:.0%} of the task's after training"
-        + (
-            f", {recipe.evaluation.share_while_training:.0%} every {recipe.train.eval_steps:,} steps"
-            if recipe.train.eval_steps
-            else ""
-        ),
+        "evaluation": evaluation,
         "encodings": {
             choice.label: {"parameters": count_parameters(plan.configs[choice.label]), "seeds": list(choice.seeds)}
             for choice in recipe.choices

@@ -20,7 +20,7 @@ from ..runs.folders import file_name
 from ..runs.identity import Difference, check_folder, find_differences
 from ..runs.lock import locked
 from ..runs.progress import Progress
-from ..runs.results import DONE, RunResult
+from ..runs.results import RunResult
 from ..tasks.base import IGNORED, Evaluation, Task
 from ..values import parse_yaml
 from . import checkpoints
@@ -73,10 +73,10 @@ def execute(
     one scores; the others return None.
     """
     processes = PartialState(cpu=not torch.accelerator.is_available())
-    if not processes.is_main_process:
-        return _execute(plan, label, seed, run_dir, resume, Progress(), side_by_side)
-    with locked(run_dir):
-        return _execute(plan, label, seed, run_dir, resume, progress or Progress(), side_by_side)
+    main = processes.is_main_process
+    shown = progress if main and progress is not None else Progress()
+    with locked(run_dir) if main else nullcontext():
+        return _execute(plan, label, seed, run_dir, resume, shown, side_by_side)
 
 
 def _execute(
@@ -95,12 +95,10 @@ def _execute(
     if processes.is_main_process:
         write_text(run_dir / RECIPE, to_yaml(single_run(recipe, label, seed)))
         keep_digest(run_dir, task)
-    choice = recipe.choose(label)
+    choice, config = recipe.choose(label), plan.configs[label]
     settings = replace(recipe.train, seed=seed, jumps=choice.jumps)
-    start = choice.start
-    config = plan.configs[label]
     with progress.phase("loading the model"):
-        model = build_model(config, seed) if start is None else start_model(start, config)
+        model = build_model(config, seed) if choice.start is None else start_model(choice.start, config)
     collate = PadTo(task.collate, task.trained_length, task.pad_token_id) if uses_compiler(settings) else task.collate
 
     def evaluate(model: Any, step: int) -> dict[str, float]:
@@ -154,7 +152,7 @@ def _execute(
 
 def tidy(run_dir: Path, result: RunResult) -> None:
     """Delete the checkpoints of a finished run."""
-    if result.status == DONE:
+    if result.done:
         checkpoints.discard(run_dir)
 
 
@@ -166,16 +164,18 @@ def describe_kept(run_dir: Path) -> str:
     return f"Kept the checkpoint of step {checkpoints.step_of(checkpoint):,} in {run_dir}."
 
 
-def explain(error: Exception, side_by_side: int = 1) -> str:
+def explain(error: Exception, side_by_side: int) -> str:
     """Why a run failed, in one line."""
-    if is_out_of_memory(error):
-        fewer = f"fewer runs than {side_by_side} at a time (--jobs), " if side_by_side > 1 else ""
-        return (
-            f"Out of memory. Try {fewer}a larger train.gradient_accumulation_steps or "
-            "train.gradient_checkpointing=true. In evaluation, try a smaller task.batch_tokens, if the task "
-            "has that option."
-        )
-    return named_line(error)
+    return out_of_memory(side_by_side) if is_out_of_memory(error) else named_line(error)
+
+
+def out_of_memory(side_by_side: int = 1) -> str:
+    """What to do where so many runs at a time fill the memory."""
+    fewer = f"fewer runs than {side_by_side} at a time (--jobs), " if side_by_side > 1 else ""
+    return (
+        f"Out of memory. Try {fewer}a larger train.gradient_accumulation_steps or train.gradient_checkpointing=true. "
+        "In evaluation, try a smaller task.batch_tokens, if the task has that option."
+    )
 
 
 def build_model(config: EquitapeConfig, seed: int) -> EquitapeForCausalLM:
@@ -233,22 +233,16 @@ def check_directory(directory: Path, recipe: Recipe, resume: bool, varies: tuple
 
     varies: parts of the recipe that may differ.
     """
-    check_folder(
-        directory,
-        "run",
-        RECIPE,
-        lambda: differences(directory / RECIPE, recipe, (*IGNORED_DIFFERENCES, *varies)),
-        resume=resume,
-    )
+    path = directory / RECIPE
 
+    def compare() -> list[Difference]:
+        try:
+            old = resolved(spell_out(read_recipe(parse_yaml(path.read_text(encoding="utf-8"), str(path)), str(path))))
+        except (OSError, ValueError, AttributeError) as error:
+            raise ValueError(f"Cannot read {path} ({error}); choose another directory.") from None
+        return find_differences(old, resolved(spell_out(recipe)), (*IGNORED_DIFFERENCES, *varies))
 
-def differences(path: Path, recipe: Recipe, ignored: tuple[str, ...]) -> list[Difference]:
-    """Settings that differ between a recipe and the one in a file."""
-    try:
-        old = resolved(spell_out(read_recipe(parse_yaml(path.read_text(encoding="utf-8"), str(path)), str(path))))
-    except (OSError, ValueError, AttributeError) as error:
-        raise ValueError(f"Cannot read {path} ({error}); choose another directory.") from None
-    return find_differences(old, resolved(spell_out(recipe)), ignored)
+    check_folder(directory, "run", RECIPE, compare, resume=resume)
 
 
 def check_data(directory: Path, task: Task) -> None:
