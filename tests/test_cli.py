@@ -4,27 +4,22 @@ import json
 import multiprocessing
 
 import pytest
-from typer.testing import CliRunner
 
+from command_line import call
 from equitape import available_encodings
-from equitape.cli import app
 from equitape.training import recipe
-
-runner = CliRunner()
 
 
 def test_help_names_the_commands():
-    result = runner.invoke(app, ["--help"])
-    assert result.exit_code == 0
+    result = call("--help")
     for command in ("encodings", "demo"):
         assert command in result.output
 
 
 def test_encodings_as_table_and_json():
-    table = runner.invoke(app, ["encodings"])
-    assert table.exit_code == 0
+    table = call("encodings")
     assert all(kind in table.output for kind in available_encodings())
-    listed = json.loads(runner.invoke(app, ["encodings", "--json"]).output)
+    listed = json.loads(call("encodings", "--json").output)
     assert set(listed) == set(available_encodings())
     assert listed["tape"]["scaling"]["kind"] == "default"
 
@@ -39,8 +34,8 @@ def read_column(output, index):
 @pytest.mark.parametrize("listing", ["tasks", "encodings"])
 def test_tables_lose_nothing_on_narrow_terminals(listing, width, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(width))
-    output = runner.invoke(app, [listing]).output
-    message = json.loads(runner.invoke(app, [listing, "--json"]).output)
+    output = call(listing).output
+    message = json.loads(call(listing, "--json").output)
     assert "…" not in output
     assert max(map(len, output.splitlines())) <= width
     # tasks have a column for what they can be used for
@@ -63,8 +58,7 @@ def test_demo_trains_and_compares(tmp_path, monkeypatch):
     monkeypatch.setattr("equitape.training.parallel.get_context", lambda _: fork)
     load, small = recipe.load_recipe, ["task.eval_tokens=2048", "model.num_hidden_layers=1", "train.batch_size=2"]
     monkeypatch.setattr(recipe, "load_recipe", lambda name, overrides: load(name, [*overrides, *small]))
-    result = runner.invoke(app, ["demo", "--steps", "2", "--out", str(tmp_path)])
-    assert result.exit_code == 0, result.output
+    result = call("demo", "--steps", "2", "--out", tmp_path)
     for part in ("tape2", "rope, decay", "parameters", "16x", "demonstration"):
         assert part in result.output
     # every length of every encoding is in the table: a model of two steps knows a little less than the bytes' entropy
@@ -74,4 +68,4 @@ def test_demo_trains_and_compares(tmp_path, monkeypatch):
 
 def test_wrong_input_exits_with_2():
     for arguments in (["demo", "--steps", "0"], ["demo", "--step", "3"], ["train-all"]):
-        assert runner.invoke(app, arguments).exit_code == 2
+        call(*arguments, code=2)

@@ -5,10 +5,9 @@ import random
 import sys
 
 import pytest
-from typer.testing import CliRunner
 
+from command_line import call, in_one_line
 from equitape import plugins
-from equitape.cli import app
 from equitape.encodings import ENCODINGS, available_encodings
 
 
@@ -34,14 +33,13 @@ def test_encodings_of_plugins_in_commands(plugin, tmp_path):
     assert "my_own" in available_encodings()
     assert ENCODINGS["my_own"].idea == "nothing at all"
     folder = str(tmp_path / "runs")
-    result = CliRunner().invoke(app, ["compare", "demo", "encodings=[rope,my_own]", "--dry-run", "--out", folder])
-    assert result.exit_code == 0, result.output
+    result = call("compare", "demo", "encodings=[rope,my_own]", "--dry-run", "--out", folder)
     assert "my_own" in result.output
 
 
 def read(result):
     """Output without the box around errors."""
-    return " ".join(result.output.replace("│", " ").split())
+    return in_one_line(result.output)
 
 
 @pytest.mark.parametrize("text", ["raise RuntimeError('mine')", "def broken(:\n", "import no_such_module"])
@@ -52,15 +50,13 @@ def test_a_file_that_breaks_ends_in_one_sentence(plugin, text):
             available_encodings()
         assert "\n" not in str(caught.value)
         assert caught.value.__cause__ is not None
-    result = CliRunner().invoke(app, ["encodings"])
-    assert result.exit_code == 2
+    result = call("encodings", code=2)
     assert "failed to import" in read(result)
 
 
 def test_the_option_import(plugin, monkeypatch):
     monkeypatch.setenv(plugins.VARIABLE, "")
-    result = CliRunner().invoke(app, ["--import", str(plugin), "encodings"])
-    assert result.exit_code == 0, result.output
+    result = call("--import", plugin, "encodings")
     assert "nothing at all" in result.output
     # for processes that the command starts
     assert str(plugin) in os.environ[plugins.VARIABLE]
@@ -80,8 +76,7 @@ def test_entry_points_of_installed_packages(plugin, tmp_path, monkeypatch):
 
 
 def test_arguments_that_are_not_utf8():
-    result = CliRunner().invoke(app, ["compare", "demo", "name=\udcff"])
-    assert result.exit_code == 2
+    result = call("compare", "demo", "name=\udcff", code=2)
     assert "is not valid UTF-8" in read(result)
 
 
@@ -100,6 +95,5 @@ def test_what_cannot_be_imported_is_named(name, plugin, monkeypatch):
         with pytest.raises(ValueError, match=f"Plugin '{name}'.* is neither a Python file nor an installed"):
             available_encodings()
     # also in commands that would not have looked for it
-    result = CliRunner().invoke(app, ["compare", "demo", "--dry-run"])
-    assert result.exit_code == 2
+    result = call("compare", "demo", "--dry-run", code=2)
     assert f"Plugin '{name}'" in read(result)

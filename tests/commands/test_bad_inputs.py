@@ -14,15 +14,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
-from typer.testing import CliRunner
 
 from cases import build
+from command_line import call, in_one_line
 from equitape import adapt
-from equitape.cli import app
 from equitape.data.tokenizers import byte_tokenizer
 
-# wide enough for every message: the box around an error breaks long lines anywhere
-runner = CliRunner(env={"COLUMNS": "2000"})
 DEEP = "[" * 200_000
 SIZES = {"vocab_size": 258, "pad_token_id": 257, "bos_token_id": None, "eos_token_id": 256}
 
@@ -43,10 +40,8 @@ def home(tmp_path_factory):
 
 def refused(*words, code=2):
     """The output of a command that refuses its input."""
-    result = runner.invoke(app, [str(word) for word in words])
-    assert result.exception is None or isinstance(result.exception, SystemExit), repr(result.exception)
-    assert result.exit_code == code, result.output
-    return " ".join(result.output.replace("│", " ").split())
+    # wide enough for every message: the box around an error breaks long lines anywhere
+    return in_one_line(call(*words, code=code, env={"COLUMNS": "2000"}).output)
 
 
 def copy(home, tmp_path, name):
@@ -316,8 +311,7 @@ def evaluation(home, tmp_path_factory):
         patch.setenv("EQUITAPE_CACHE", str(folder / "cache"))
         text = f"data={home / 'text.txt'}"
         words = ["eval", str(home / "llama"), "--task", "perplexity", text, "lengths=[16]", "short=8"]
-        first = runner.invoke(app, [*words, "--out", str(folder / "out")])
-        assert first.exit_code == 0, first.output
+        call(*words, "--out", folder / "out")
         yield folder / "out", words
 
 
@@ -327,8 +321,7 @@ def test_damaged_file_of_an_evaluation(name, text, evaluation, tmp_path):
     out, words = evaluation
     out = Path(shutil.copytree(out, tmp_path / "out"))
     (out / name).write_text(text)
-    result = runner.invoke(app, [str(word) for word in (*words, "--out", out, "--resume")])
-    assert result.exception is None or isinstance(result.exception, SystemExit), repr(result.exception)
+    result = call(*words, "--out", out, "--resume", code=None, env={"COLUMNS": "2000"})
     if name in ("settings.json", "results.jsonl"):
         assert result.exit_code == 2
         assert str(out) in result.output

@@ -1,9 +1,8 @@
 """Every command that works for long names what it is doing."""
 
 import pytest
-from typer.testing import CliRunner
 
-from equitape.cli import app
+from command_line import call
 from equitape.runs.progress import Progress
 
 LOADING, RUN = "loading the model", ["loading the model", "training", "scoring"]
@@ -47,6 +46,5 @@ def test_phases(words, phases, small_files, tmp_path, monkeypatch):
     monkeypatch.setenv("EQUITAPE_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(small_files)
     place = [] if words[0] == "check" else ["--out", str(tmp_path / "out")]
-    result = CliRunner().invoke(app, [*words, *place])
-    assert result.exit_code == 0, result.output
+    call(*words, *place)
     assert seen == phases

@@ -8,14 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from equitape.cli import app
+from command_line import call, in_one_line
 from equitape.evaluation import runner as evaluation
 from equitape.runs import files
 from equitape.training import checkpoints
-
-runner = CliRunner()
 
 
 def words_of(command, small_files, out):
@@ -39,9 +36,8 @@ def words_of(command, small_files, out):
 
 def invoke(words, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["equitape", *words])
-    result = runner.invoke(app, words)
-    assert result.exception is None or isinstance(result.exception, SystemExit), repr(result.exception)
-    return result.exit_code, " ".join(result.output.replace("│", " ").split())
+    result = call(*words, code=None)
+    return result.exit_code, in_one_line(result.output)
 
 
 def fill_disk(patch, owner, name, after):

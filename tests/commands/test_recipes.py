@@ -2,20 +2,17 @@
 
 import pytest
 import yaml
-from typer.testing import CliRunner
 
-from equitape.cli import app
+from command_line import call, invoke
 from equitape.training.recipe import available_recipes, load_recipe
 from equitape.version import __version__
-
-runner = CliRunner()
 
 
 def test_recipes_are_listed_and_shown(monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
-    listed = runner.invoke(app, ["recipes"]).output
+    listed = call("recipes").output
     assert all(f" {name} " in listed for name in available_recipes())
-    shown = yaml.safe_load(runner.invoke(app, ["recipes", "show", "demo"]).output)
+    shown = yaml.safe_load(call("recipes", "show", "demo").output)
     assert shown["description"] == load_recipe("demo").description
 
 
@@ -24,14 +21,12 @@ def test_recipes_are_listed_and_shown(monkeypatch):
     [(["show"], "recipes show NAME"), (["list"], "recipes show NAME"), (["show", "dmeo"], "Did you mean 'demo'")],
 )
 def test_wrong_arguments(arguments, message):
-    result = runner.invoke(app, ["recipes", *arguments])
-    assert result.exit_code == 2
-    assert message in " ".join(result.output.replace("│", " ").split())
+    assert message in invoke("recipes", *arguments, code=2)
 
 
 @pytest.mark.parametrize("command", ["train", "compare"])
 def test_options_come_before_the_keys_of_the_recipe(command):
-    shown = runner.invoke(app, [command, "--help"]).output
+    shown = call(command, "--help").output
     assert 0 < shown.index("--dry-run") < shown.index("train.batch_size = 64")
 
 
@@ -41,4 +36,4 @@ def test_lists_need_no_brackets():
 
 
 def test_version():
-    assert runner.invoke(app, ["--version"]).output == f"equitape {__version__}\n"
+    assert call("--version").output == f"equitape {__version__}\n"

@@ -4,9 +4,8 @@ import json
 import tarfile
 
 import pytest
-from typer.testing import CliRunner
 
-from equitape.cli import app
+from command_line import call
 from equitape.data import catalog
 from equitape.data.text import SHIPPED, Document, find_files, read_documents
 
@@ -19,8 +18,8 @@ def folder(tmp_path, monkeypatch):
     return tmp_path / "store"
 
 
-def run(*arguments):
-    return CliRunner().invoke(app, ["data", *arguments])
+def run(*words, code=0):
+    return call("data", *words, code=code)
 
 
 def test_shipped_text_is_prose_and_names_its_origin():
@@ -61,7 +60,7 @@ def test_the_command_lists_what_is_there_and_what_is_missing(folder):
     shown = run("books").stdout
     assert "missing" in shown
     assert "data/books.tar.xz/books/train" in shown
-    assert "Did you mean 'books'" in run("bok").output
+    assert "Did you mean 'books'" in run("bok", code=2).output
 
 
 def test_a_download_lands_where_recipes_look_for_it(folder, monkeypatch):
@@ -69,14 +68,13 @@ def test_a_download_lands_where_recipes_look_for_it(folder, monkeypatch):
         return (Document(f"hf:{hub}:{split}:{number}", f"{split} {number}") for number in range(100))
 
     monkeypatch.setattr(catalog, "_stream", stream)
-    assert run("books", "--download").exit_code == 0
+    run("books", "--download")
     with tarfile.open(folder / "books.tar.xz") as archive:
         assert len(archive.getnames()) == 44
     found = [document.text for document in read_documents("data/books.tar.xz/books/valid")]
     assert found == ["validation 0", "validation 1", "validation 2"]
     assert [file.name for file in folder.iterdir()] == ["books.tar.xz"]
-    again = run("books", "--download")
-    assert again.exit_code == 1
+    again = run("books", "--download", code=1)
     assert "already exists" in again.output
 
 
@@ -93,11 +91,9 @@ def test_a_download_that_fails_leaves_nothing_and_says_what_to_do(folder, monkey
         yield
 
     monkeypatch.setattr(catalog, "_stream", stream)
-    failed = run("wikitext", "--download")
-    assert failed.exit_code == 1
+    failed = run("wikitext", "--download", code=1)
     assert "no network" in failed.output
     assert not list(folder.iterdir())
-    by_hand = run("proofs", "--download")
-    assert by_hand.exit_code == 1
+    by_hand = run("proofs", "--download", code=1)
     assert "proof-pile" in by_hand.output
-    assert "needs the name of a data set" in run("--download").output
+    assert "needs the name of a data set" in run("--download", code=2).output

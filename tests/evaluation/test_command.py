@@ -8,17 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 from small import bpe_tokenizer, contract, llama, our_model, save, write_lines
-from typer.testing import CliRunner
 
 import equitape
-from equitape.cli import app
+from command_line import call, in_one_line
 from equitape.evaluation import EVALUATIONS, available_evaluations
 from equitape.tasks import needles
 from gguf_files import write_gguf
 
 pytestmark = pytest.mark.usefixtures("no_drawing")
 
-runner = CliRunner()
 PASSKEY = ["--task", "passkey", "lengths=[300]", "short=300", "samples=1", "depths=[0.5]", "--device", "cpu"]
 
 
@@ -33,10 +31,7 @@ def base(tmp_path_factory):
 
 
 def invoke(*arguments, code=0):
-    result = runner.invoke(app, ["eval", *map(str, arguments)])
-    assert result.exit_code == code, result.output
-    # the box around an error breaks lines anywhere
-    return " ".join(result.output.replace("│", " ").split())
+    return in_one_line(call("eval", *arguments, code=code).output)
 
 
 def test_one_task_and_its_report(ours, tmp_path):
@@ -256,12 +251,11 @@ def test_an_interruption_says_what_is_kept_and_how_to_continue(ours, tmp_path, m
         return write(*arguments)
 
     monkeypatch.setattr(needles, "write_answers", interrupted)
-    result = runner.invoke(app, command)
-    assert result.exit_code == 130
+    result = call(*command, code=130)
     assert "Kept 1 of 3 units" in result.output
     line = result.output.partition("Continue with: ")[2].strip()
     assert shlex.split(line) == ["equitape", *command, "--resume"]
     done = (out / "results.jsonl").read_text()
-    assert runner.invoke(app, shlex.split(line)[1:]).exit_code == 0
+    call(*shlex.split(line)[1:])
     assert (out / "results.jsonl").read_text().startswith(done)
     assert len((out / "results.jsonl").read_text().splitlines()) == 3

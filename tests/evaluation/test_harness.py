@@ -7,9 +7,8 @@ import sys
 import pytest
 import torch
 from small import evaluated, llama, our_model, save
-from typer.testing import CliRunner
 
-from equitape.cli import app
+from command_line import call, in_one_line
 from equitape.evaluation import build_evaluation, evaluate, load_evaluated_model
 from equitape.evaluation.harness import main, register_with_harness
 from equitape.report.evaluation import report_folder
@@ -226,9 +225,8 @@ def test_data_that_cannot_be_loaded_raises_one_sentence(tasks, tmp_path, monkeyp
 
     monkeypatch.setattr("datasets.load_dataset", unreachable)
     arguments = ["eval", folder, f"include_path={tasks}", "limit=2", "--task", "lm-eval:colours"]
-    result = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "out")])
-    assert result.exit_code == 2
-    message = " ".join(result.stderr.replace("│", " ").split())
+    result = call(*arguments, "--out", tmp_path / "out", code=2)
+    message = in_one_line(result.stderr)
     assert (
         "lm-evaluation-harness cannot load its task 'colours' (Couldn't reach 'Rowan/hellaswag' on the Hub "
         "(LocalEntryNotFoundError)). It takes data from the Hugging Face Hub: run it once where there is a network, or "
@@ -315,8 +313,7 @@ def test_a_command_prints_nothing_of_the_harness(tasks, tmp_path, monkeypatch, c
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     arguments = [folder, "--task", "lm-eval:colours", f"include_path={tasks}", "batch_size=auto", "--out", "out"]
-    result = CliRunner().invoke(app, ["eval", *arguments, "--json"])
-    assert result.exit_code == 0, result.stderr
+    result = call("eval", *arguments, "--json")
     assert json.loads(result.stdout)[0]["task"] == "lm-eval:colours"
     assert result.stderr.splitlines()[0].strip() == "lm-eval:colours: model"
     assert "%|" not in result.stderr

@@ -7,11 +7,10 @@ import shutil
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, BertConfig
-from typer.testing import CliRunner
 
 import equitape
 from cases import gap
-from equitape.cli import app
+from command_line import call, in_one_line, invoke
 from equitape.extend import run as stages
 from equitape.extend.columns import comparator_settings, list_comparators
 from equitape.extend.prepare import prepare
@@ -35,23 +34,11 @@ def extend(room, out, to=128, resume=False, **changes):
     return equitape.extend(room / "base", to, out=out, resume=resume, **options_of(room, **changes))
 
 
-def call(room, *arguments, data=None, eval_data=None):
-    common = [
-        "--data",
-        data or room / "data",
-        "--eval-data",
-        eval_data or room / "test",
-        "--batch-size",
-        2,
-        "--steps",
-        6,
-        *(word for name in MEASURED for word in ("--measure", name)),
-    ]
-    return CliRunner().invoke(app, ["extend", str(room / "base"), *map(str, (*common, *arguments))])
-
-
-def message(result):
-    return " ".join(result.output.replace("│", " ").split())
+def run(room, *arguments, code=0, data=None, eval_data=None):
+    texts = ("--data", data or room / "data", "--eval-data", eval_data or room / "test")
+    measured = [word for name in MEASURED for word in ("--measure", name)]
+    common = (*texts, "--batch-size", 2, "--steps", 6, *measured)
+    return call("extend", room / "base", *common, *arguments, code=code)
 
 
 @pytest.fixture(scope="module")
@@ -120,19 +107,8 @@ def test_a_ruined_model_is_no_success(room, tmp_path):
     """Trained on digits with a huge learning rate, it forgets how to write words."""
     (tmp_path / "digits").mkdir()
     (tmp_path / "digits" / "a.txt").write_text("0123456789 " * 200)
-    result = call(
-        room,
-        "--to",
-        128,
-        "--method",
-        "full",
-        "--learning-rate",
-        0.1,
-        "--out",
-        tmp_path / "out",
-        data=tmp_path / "digits",
-    )
-    assert result.exit_code == 1, result.output
+    options = ("--to", 128, "--method", "full", "--learning-rate", 0.1, "--out", tmp_path / "out")
+    result = run(room, *options, data=tmp_path / "digits", code=1)
     printed = result.stdout.splitlines()
     assert printed[0].startswith("Not a success: perplexity of test at 16 tokens rose above 1.01 times the original's")
     assert "Not a success" in (tmp_path / "out" / "report.html").read_text()
@@ -203,17 +179,16 @@ def test_processes_share_the_columns_of_one_report(room, tmp_path):
     """Each column by a separate command, in any order, then the report: the same figures as in one go."""
     arguments = ("--to", 128, "--compare", "drope", "--compare", "linear")
     once, shared = tmp_path / "once", tmp_path / "shared"
-    shown = call(room, *arguments, "--out", once).output
+    shown = run(room, *arguments, "--out", once, code=None).output
     # known once a model with and one without training are done
     assert re.search(r"About [\d.]+ (s|min|h) left for 2 more models", shown), shown
     assert re.search(r"About [\d.]+ (s|min|h) left for 1 more model\.", shown), shown
     for name in ("drope", "extended", "linear"):
-        result = call(room, *arguments, "--out", shared, "--only", name)
-        assert result.exit_code == 0, result.output
+        run(room, *arguments, "--out", shared, "--only", name)
         assert not (shared / "results.json").exists()
     kept = {path: path.stat().st_mtime_ns for path in shared.rglob("report.json")}
     assert {path.relative_to(shared).parts[0] for path in kept} == {"drope", "extended", "linear"}
-    call(room, *arguments, "--out", shared, "--resume")
+    run(room, *arguments, "--out", shared, "--resume", code=None)
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
     one, other = (Extension.read(folder / "results.json") for folder in (once, shared))
     assert list(other.reports) == ["original", "extended", "drope", "linear"]
@@ -222,9 +197,8 @@ def test_processes_share_the_columns_of_one_report(room, tmp_path):
     assert one.agreements == other.agreements
     assert one.verdict == other.verdict
     assert "jumps" not in json.loads((shared / "drope" / "training" / "run.json").read_text())["train"]
-    refused = call(room, *arguments, "--out", shared, "--only", "yarn")
-    assert refused.exit_code == 2
-    assert "There is no column 'yarn'." in message(refused)
+    refused = run(room, *arguments, "--out", shared, "--only", "yarn", code=2)
+    assert "There is no column 'yarn'." in in_one_line(refused.output)
 
 
 def test_every_comparator_by_one_name():
@@ -285,20 +259,18 @@ def test_lengths_of_needles_and_of_text(room, tmp_path):
 
 
 def test_a_dry_run_writes_nothing(room, tmp_path):
-    result = call(room, "--to", 128, "--out", tmp_path / "out", "--dry-run")
-    assert result.exit_code == 0, result.output
+    result = run(room, "--to", 128, "--out", tmp_path / "out", "--dry-run")
     for word in ("theta+lora", "NTK", "jumps", "An estimate", "GiB", "prompts"):
-        assert word in message(result)
+        assert word in in_one_line(result.output)
     assert not (tmp_path / "out").exists()
-    choices = json.loads(call(room, "--to", 128, "--out", tmp_path / "out", "--dry-run", "--json").stdout)
+    choices = json.loads(run(room, "--to", 128, "--out", tmp_path / "out", "--dry-run", "--json").stdout)
     assert {"method", "positions", "rows", "jumps", "budget", "learning rate"} <= {each["name"] for each in choices}
 
 
 def test_refusals_before_any_work(room, tmp_path, monkeypatch):
     def attempt(words, *arguments, to=128, **texts):
-        result = call(room, "--to", to, "--out", tmp_path / "out", *arguments, **texts)
-        assert result.exit_code == 2, result.output
-        assert words in message(result)
+        result = run(room, "--to", to, "--out", tmp_path / "out", *arguments, **texts, code=2)
+        assert words in in_one_line(result.output)
         assert not (tmp_path / "out").exists()
 
     attempt("The base reads 32 tokens already; give a length above that for --to, not 32.", to=32)
@@ -320,9 +292,7 @@ def test_refusals_before_any_work(room, tmp_path, monkeypatch):
 
 def test_bases_that_do_not_fit(room, tmp_path):
     def attempt(base, words, *arguments):
-        result = CliRunner().invoke(app, ["extend", str(base), "--to", "128", *map(str, arguments)])
-        assert result.exit_code == 2, result.output
-        assert words in message(result)
+        assert words in invoke("extend", base, "--to", "128", *arguments, code=2)
 
     BertConfig().save_pretrained(tmp_path / "bert")
     attempt(tmp_path / "bert", "Architecture 'bert' cannot be adapted. Supported: llama")
@@ -334,9 +304,8 @@ def test_bases_that_do_not_fit(room, tmp_path):
 
 def test_another_folder_is_left_alone(room, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    result = call(room, "--to", 128, "--out", tmp_path, "--resume")
-    assert result.exit_code == 2
-    assert "is not empty and has no extension to continue" in message(result)
+    result = run(room, "--to", 128, "--out", tmp_path, "--resume", code=2)
+    assert "is not empty and has no extension to continue" in in_one_line(result.output)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 

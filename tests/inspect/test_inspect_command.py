@@ -7,16 +7,13 @@ import shutil
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
-from typer.testing import CliRunner
 
 from cases import build
+from command_line import call, invoke
 from equitape import EquitapeForCausalLM
 from equitape.adapt import adapt, save_adapter
-from equitape.cli import app
 from equitape.data.tokenizers import byte_tokenizer
 from equitape.inspect.load import names_missing_file
-
-runner = CliRunner()
 
 
 @pytest.fixture(scope="module")
@@ -29,19 +26,11 @@ def folder(tmp_path_factory):
     return home
 
 
-def run(*arguments):
-    return runner.invoke(app, [str(argument) for argument in arguments])
-
-
-def flat(result):
-    """Output without the line breaks and frames of a narrow terminal."""
-    return " ".join(result.output.replace("│", " ").split())
-
-
 @pytest.mark.usefixtures("no_drawing")
 def test_inspect_writes_page_and_pictures(folder, tmp_path):
-    result = run("inspect", folder, "--text", "héllo\nworld, this is a text", "--out", tmp_path / "out", "--cells", 8)
-    assert result.exit_code == 0, result.output
+    result = invoke(
+        "inspect", folder, "--text", "héllo\nworld, this is a text", "--out", tmp_path / "out", "--cells", 8
+    )
     text = (tmp_path / "out" / "inspect.html").read_text()
     assert {path.name for path in (tmp_path / "out").iterdir()} >= {
         "inspect.html",
@@ -55,27 +44,25 @@ def test_inspect_writes_page_and_pictures(folder, tmp_path):
     numbers = json.loads((tmp_path / "out" / "inspect.json").read_text())
     assert len(numbers["by_layer"]["phase displacement, radians"]) == 2
     assert {change["model"] for change in numbers["stability"]["changes"]} == {"rope", "tape", "not equivariant"}
-    assert "Written to" in flat(result)
-    assert "phase displacement" in flat(result)
+    assert "Written to" in result
+    assert "phase displacement" in result
 
 
 @pytest.mark.usefixtures("no_drawing")
 def test_inspect_reads_files_and_cuts_them_openly(folder, tmp_path):
     (tmp_path / "book.txt").write_text("x" * 300)
-    result = run(
+    result = invoke(
         "inspect", folder, "--text", tmp_path / "book.txt", "--out", tmp_path, "--max-tokens", 20, "--no-stability"
     )
-    assert result.exit_code == 0, result.output
-    assert "The text has 300 tokens; only the first 20 were read." in flat(result)
+    assert "The text has 300 tokens; only the first 20 were read." in result
     assert "20 of 300" in (tmp_path / "inspect.html").read_text()
 
 
 @pytest.mark.usefixtures("no_drawing")
 def test_inspect_says_when_there_is_no_such_file(folder, tmp_path):
-    result = run("inspect", folder, "--text", "missing_file.txt", "--out", tmp_path / "out", "--no-stability")
-    assert result.exit_code == 0, result.output
+    result = invoke("inspect", folder, "--text", "missing_file.txt", "--out", tmp_path / "out", "--no-stability")
     message = "'missing_file.txt' was read as text, since no such file exists."
-    assert message in flat(result)
+    assert message in result
     assert message.replace("'", "&#39;") in (tmp_path / "out" / "inspect.html").read_text()
     assert json.loads((tmp_path / "out" / "inspect.json").read_text())["notes"][0] == message
 
@@ -92,9 +79,8 @@ def test_what_reads_like_a_path(tmp_path):
 def test_inspect_of_texts_that_fill_a_table(tmp_path):
     build("learned", dtype=torch.float32, max_position_embeddings=16).save_pretrained(tmp_path / "model")
     ids = " ".join(map(str, range(16)))
-    result = run("inspect", tmp_path / "model", "--ids", ids, "--out", tmp_path / "out")
-    assert result.exit_code == 0, result.output
-    assert "3 [BOS] in front: Position id 18 is beyond the learned table of 16 rows" in flat(result)
+    result = invoke("inspect", tmp_path / "model", "--ids", ids, "--out", tmp_path / "out")
+    assert "3 [BOS] in front: Position id 18 is beyond the learned table of 16 rows" in result
     page = (tmp_path / "out" / "inspect.html").read_text()
     assert "3 [BOS] in front: Position id 18 is beyond" in page
     assert "attention, x 0.01" not in page
@@ -103,26 +89,27 @@ def test_inspect_of_texts_that_fill_a_table(tmp_path):
 
 def test_inspect_without_a_tokenizer_names_ids(tmp_path):
     build("rope", dtype=torch.float32).save_pretrained(tmp_path / "model")
-    result = run("inspect", tmp_path / "model", "--text", "12+30=", "--out", tmp_path / "out")
-    assert result.exit_code == 2
-    assert "There is no tokenizer in" in flat(result)
-    assert "give token ids: --ids '3 1 4'." in flat(result)
+    result = invoke("inspect", tmp_path / "model", "--text", "12+30=", "--out", tmp_path / "out", code=2)
+    assert "There is no tokenizer in" in result
+    assert "give token ids: --ids '3 1 4'." in result
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.usefixtures("no_drawing")
 def test_inspect_takes_ids_and_a_window(folder, tmp_path):
-    result = run("inspect", folder, "--ids", "3, 1 4 1 5 9 2 6", "--show", "2:6", "--out", tmp_path, "--no-stability")
-    assert result.exit_code == 0, result.output
-    assert "tokens 2 to 5 of 8" in flat(result)
+    result = invoke(
+        "inspect", folder, "--ids", "3, 1 4 1 5 9 2 6", "--show", "2:6", "--out", tmp_path, "--no-stability"
+    )
+    assert "tokens 2 to 5 of 8" in result
 
 
 @pytest.mark.usefixtures("no_drawing")
 def test_inspect_compares_with_other_models(folder, tmp_path):
     build("tensor_tape-components", dtype=torch.float32, vocab_size=258).save_pretrained(tmp_path / "other")
-    result = run("inspect", folder, "--ids", "3 1 4 1 5", "--out", tmp_path, "--also", f"trained={tmp_path / 'other'}")
-    assert result.exit_code == 0, result.output
-    assert "trained: ids from 3" in flat(result)
+    result = invoke(
+        "inspect", folder, "--ids", "3 1 4 1 5", "--out", tmp_path, "--also", f"trained={tmp_path / 'other'}"
+    )
+    assert "trained: ids from 3" in result
 
 
 @pytest.mark.parametrize(
@@ -143,18 +130,15 @@ def test_inspect_compares_with_other_models(folder, tmp_path):
     ],
 )
 def test_inspect_refuses_in_one_sentence(folder, tmp_path, arguments, message):
-    result = run("inspect", folder, "--out", tmp_path / "out", *arguments)
-    assert result.exit_code == 2
-    assert message in flat(result)
+    assert message in invoke("inspect", folder, "--out", tmp_path / "out", *arguments, code=2)
     assert not (tmp_path / "out").exists()
 
 
 def test_inspect_refuses_a_file_for_a_folder_before_it_loads(tmp_path):
     (tmp_path / "file").write_text("kept")
     for out in ("file", "file/within"):
-        result = run("inspect", tmp_path / "no-model", "--ids", "1 2 3", "--out", tmp_path / out)
-        assert result.exit_code == 2
-        assert "is a file; choose a directory." in flat(result)
+        result = invoke("inspect", tmp_path / "no-model", "--ids", "1 2 3", "--out", tmp_path / out, code=2)
+        assert "is a file; choose a directory." in result
     assert (tmp_path / "file").read_text() == "kept"
 
 
@@ -162,15 +146,15 @@ def test_inspect_refuses_a_file_for_a_folder_before_it_loads(tmp_path):
 def test_inspect_reports_tokens_that_another_model_lacks(folder, tmp_path):
     build("rope", dtype=torch.float32, vocab_size=20).save_pretrained(tmp_path / "other")
     out = tmp_path / "out"
-    result = run("inspect", folder, "--ids", "3 1 30", "--out", out, "--also", f"other={tmp_path / 'other'}")
-    assert result.exit_code == 0, result.output
+    result = invoke("inspect", folder, "--ids", "3 1 30", "--out", out, "--also", f"other={tmp_path / 'other'}")
     message = "other: Token 256 is not in its vocabulary of 20."
-    assert message in flat(result)
+    assert message in result
     assert message in (out / "inspect.html").read_text()
     # a wrong name raises before any work is done
-    result = run("inspect", folder, "--ids", "3 1 30", "--out", tmp_path / "new", "--also", "other=/nowhere/at/all")
-    assert result.exit_code == 2
-    assert "There is no model at '/nowhere/at/all'" in flat(result)
+    result = invoke(
+        "inspect", folder, "--ids", "3 1 30", "--out", tmp_path / "new", "--also", "other=/nowhere/at/all", code=2
+    )
+    assert "There is no model at '/nowhere/at/all'" in result
 
 
 def test_inspect_refuses_ids_that_are_not_numbers(folder, tmp_path):
@@ -178,9 +162,8 @@ def test_inspect_refuses_ids_that_are_not_numbers(folder, tmp_path):
     with torch.no_grad():
         model.model.layers[0].mlp.up_proj.weight[0, 0] = torch.nan
     model.save_pretrained(tmp_path / "broken")
-    result = run("inspect", tmp_path / "broken", "--ids", "3 1 4 1", "--out", tmp_path / "out")
-    assert result.exit_code == 2
-    assert "The attention of layer 2 has NaN or infinity" in flat(result)
+    result = invoke("inspect", tmp_path / "broken", "--ids", "3 1 4 1", "--out", tmp_path / "out", code=2)
+    assert "The attention of layer 2 has NaN or infinity" in result
     assert not (tmp_path / "out").exists()
 
 
@@ -190,16 +173,12 @@ def test_files_that_end_too_early_are_refused(folder, pretrained, tmp_path):
         weights = tmp_path / name / "model.safetensors"
         weights.write_bytes(weights.read_bytes()[:2000])
         for command in (["check"], ["inspect", "--ids", "1 2 3", "--out", tmp_path / "out"]):
-            result = run(command[0], tmp_path / name, *command[1:])
-            assert result.exit_code == 2, result.output
-            assert "Cannot read the model" in flat(result)
+            assert "Cannot read the model" in invoke(command[0], tmp_path / name, *command[1:], code=2)
 
 
 def test_check_passes_fails_and_explains(folder, tmp_path):
-    result = run("check", folder)
-    assert result.exit_code == 0, result.output
-    assert "all checks passed" in flat(result)
-    found = json.loads(run("check", folder, "--json", "--dtype", "float32").output)
+    assert "all checks passed" in invoke("check", folder)
+    found = json.loads(call("check", folder, "--json", "--dtype", "float32").output)
     assert found["passed"] is True
     assert [check["name"] for check in found["checks"]] == [
         "shift",
@@ -214,27 +193,22 @@ def test_check_passes_fails_and_explains(folder, tmp_path):
     with torch.no_grad():
         model.model.layers[0].mlp.up_proj.weight[0, 0] = torch.inf
     model.save_pretrained(tmp_path / "broken")
-    result = run("check", tmp_path / "broken")
-    assert result.exit_code == 1
-    assert "FAILED" in flat(result)
-    found = json.loads(run("check", tmp_path / "broken", "--json").output)
+    assert "FAILED" in invoke("check", tmp_path / "broken", code=1)
+    found = json.loads(call("check", tmp_path / "broken", "--json", code=1).output)
     assert found["passed"] is False
     assert found["checks"][0]["error"] is None
 
 
 def test_check_does_not_fail_what_is_not_promised(tmp_path):
     build("learned", dtype=torch.float32).save_pretrained(tmp_path / "learned")
-    result = run("check", tmp_path / "learned")
-    assert result.exit_code == 0, result.output
-    assert "not promised" in flat(result)
+    assert "not promised" in invoke("check", tmp_path / "learned")
 
 
 def test_check_of_a_short_table(tmp_path):
     build("learned", dtype=torch.float32, max_position_embeddings=12).save_pretrained(tmp_path / "learned")
-    result = run("check", tmp_path / "learned")
-    assert result.exit_code == 0, result.output
-    assert "The model takes at most 12 tokens, so the checks used 11 instead of 32." in flat(result)
-    assert "all checks passed" in flat(result)
+    result = invoke("check", tmp_path / "learned")
+    assert "The model takes at most 12 tokens, so the checks used 11 instead of 32." in result
+    assert "all checks passed" in result
 
 
 @pytest.fixture(scope="module")
@@ -258,22 +232,18 @@ def pretrained(tmp_path_factory):
 
 @pytest.mark.usefixtures("no_drawing")
 def test_pretrained_models_and_adapters(pretrained, tmp_path):
-    result = run("check", pretrained / "base")
-    assert result.exit_code == 0, result.output
-    assert "declares nothing about shifts" in flat(result)
-    result = run("check", pretrained / "adapter", "--base", pretrained / "base", "--json")
-    assert result.exit_code == 0, result.output
+    assert "declares nothing about shifts" in invoke("check", pretrained / "base")
+    result = call("check", pretrained / "adapter", "--base", pretrained / "base", "--json")
     found = json.loads(result.output)
     assert (found["encoding"], found["notes"]) == ("tape", [])
     assert [check["verdict"] for check in found["checks"]] == ["pass"] * 6
     for model, kind in ((["base"], "rope"), (["adapter", "--base", pretrained / "base"], "tape")):
         out = tmp_path / kind
-        result = run("inspect", pretrained / model[0], *model[1:], "--ids", "3 1 4 1 5", "--out", out, "--no-stability")
-        assert result.exit_code == 0, result.output
+        result = call(
+            "inspect", pretrained / model[0], *model[1:], "--ids", "3 1 4 1 5", "--out", out, "--no-stability"
+        )
         assert f"encoding {kind}" in (out / "inspect.html").read_text()
-    result = run("check", pretrained / "adapter")
-    assert result.exit_code == 2
-    assert "give the model it was trained on with --base" in flat(result)
+    assert "give the model it was trained on with --base" in invoke("check", pretrained / "adapter", code=2)
 
 
 @pytest.mark.parametrize(
@@ -289,6 +259,4 @@ def test_pretrained_models_and_adapters(pretrained, tmp_path):
 def test_check_refuses_in_one_sentence(folder, tmp_path, arguments, message):
     (tmp_path / "empty").mkdir()
     filled = [part.format(folder=folder, empty=tmp_path / "empty") for part in arguments]
-    result = run("check", *filled)
-    assert result.exit_code == 2
-    assert message in flat(result)
+    assert message in invoke("check", *filled, code=2)

@@ -5,10 +5,9 @@ import json
 import pytest
 import torch
 from torch import nn
-from typer.testing import CliRunner
 
 from cases import gap, randomise
-from equitape.cli import app
+from command_line import call, invoke
 from equitape.inspect import certify, inspect_model, visit_layers
 from equitape.nn import Attention, grid_ids, make_encoding
 
@@ -135,11 +134,9 @@ def file(tmp_path, monkeypatch):
 
 
 def test_the_commands_take_a_file_and_a_name(file, tmp_path):
-    checked = CliRunner().invoke(app, ["check", f"{file}:make", "--json"])
-    assert checked.exit_code == 0, checked.output
+    checked = call("check", f"{file}:make", "--json")
     assert json.loads(checked.stdout)["encoding"] == "tape"
-    looked = CliRunner().invoke(app, ["inspect", f"{file}:make", "--max-tokens", "12", "--out", str(tmp_path / "out")])
-    assert looked.exit_code == 0, looked.output
+    call("inspect", f"{file}:make", "--max-tokens", "12", "--out", tmp_path / "out")
     assert "12 tokens" in json.loads((tmp_path / "out/inspect.json").read_text())["facts"]["input"]
     assert (tmp_path / "out/inspect.html").exists()
 
@@ -153,6 +150,4 @@ def test_the_commands_take_a_file_and_a_name(file, tmp_path):
     ],
 )
 def test_what_is_not_such_a_module_is_refused(file, name, message):
-    result = CliRunner().invoke(app, ["check", str(file.parent / name)])
-    assert result.exit_code == 2
-    assert message in " ".join(result.output.replace("│", " ").split())
+    assert message in invoke("check", file.parent / name, code=2)

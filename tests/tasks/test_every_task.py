@@ -9,9 +9,8 @@ import pytest
 import torch
 from oracles import tiny_model
 from torch.utils.data import DataLoader
-from typer.testing import CliRunner
 
-from equitape.cli import app
+from command_line import call
 from equitape.tasks import TASKS, Evaluation, available_evaluations, available_tasks, build_task
 from equitape.tasks.base import IGNORED, evaluation_generator, pad_right
 
@@ -174,11 +173,9 @@ def test_every_task_and_option_is_documented():
 
 
 def test_the_list_of_tasks():
-    runner = CliRunner()
-    table = runner.invoke(app, ["tasks"])
-    assert table.exit_code == 0
+    table = call("tasks")
     assert all(name in table.output for name in SMALL)
-    listed = json.loads(runner.invoke(app, ["tasks", "--json"]).output)
+    listed = json.loads(call("tasks", "--json").output)
     assert set(listed) == {*available_tasks(), *available_evaluations()}
     can = {name: row["can"] for name, row in listed.items()}
     assert (can["addition"], can["passkey"], can["scrolls"]) == ("train", "evaluate", "both")

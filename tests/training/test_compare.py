@@ -15,10 +15,9 @@ import torch
 from rich import progress as bars
 from rich.console import Console
 from small_recipe import SMALL
-from typer.testing import CliRunner
 
+from command_line import call, invoke
 from equitape import EquitapeForCausalLM
-from equitape.cli import app
 from equitape.report import write_report
 from equitape.runs.environment import join_environments
 from equitape.runs.progress import Progress
@@ -35,7 +34,6 @@ from equitape.training.show import show_results
 
 pytestmark = pytest.mark.usefixtures("no_drawing")
 
-runner = CliRunner()
 KEYS = {
     "label", "encoding", "seed", "status", "note", "parameters", "steps", "trained_tokens", "seconds",
     "tokens_per_second", "peak_mib", "evaluate_seconds", "log", "evaluation", "environment",
@@ -376,33 +374,25 @@ def test_train_command(tmp_path):
         "--out",
         str(out),
     ]
-    result = runner.invoke(app, command)
-    assert result.exit_code == 0, result.output
+    result = call(*command)
     assert "exact match grid" in result.output
     entry = json.loads((out / "run.json").read_text())
     assert (entry["label"], entry["seed"], entry["steps"]) == ("tape", 7, 3)
     assert EquitapeForCausalLM.from_pretrained(out / "model").config.encoding["kind"] == "tape"
-    again = runner.invoke(app, command)
-    assert again.exit_code == 2
-    assert "already holds this run; continue it with --resume" in " ".join(again.output.replace("│", " ").split())
-    resumed = runner.invoke(app, [*command, "--resume"])
-    assert resumed.exit_code == 0
+    assert "already holds this run; continue it with --resume" in invoke(*command, code=2)
+    resumed = call(*command, "--resume")
     assert "no run" not in resumed.output
-    other = runner.invoke(app, [*command, "--resume", "train.learning_rate=0.5"])
-    assert other.exit_code == 2
-    assert "already holds a different run (train.learning_rate was 0.001, now 0.5)" in " ".join(
-        other.output.replace("│", " ").split()
-    )
+    other = invoke(*command, "--resume", "train.learning_rate=0.5", code=2)
+    assert "already holds a different run (train.learning_rate was 0.001, now 0.5)" in other
 
 
 def test_compare_command_reports_failures(tmp_path, monkeypatch):
     (tmp_path / "small.yaml").write_text(to_yaml(plan(encodings=["rope"]).recipe))
     command = ["compare", str(tmp_path / "small.yaml"), "train.steps=2", "--out", str(tmp_path / "out")]
     monkeypatch.setattr(comparison, "execute", lambda *a, **k: (_ for _ in ()).throw(RuntimeError("no")))
-    assert runner.invoke(app, command).exit_code == 1
+    call(*command, code=1)
     monkeypatch.undo()
-    result = runner.invoke(app, command)
-    assert result.exit_code == 0, result.output
+    result = call(*command)
     assert "report.html" in result.output
 
 
@@ -454,8 +444,7 @@ def test_environments_of_several_runs_are_joined():
 def test_resuming_an_empty_folder_is_reported(tmp_path):
     (tmp_path / "small.yaml").write_text(to_yaml(plan().recipe))
     command = ["train", str(tmp_path / "small.yaml"), "train.steps=1", "--out", str(tmp_path / "new"), "--resume"]
-    result = runner.invoke(app, command)
-    assert result.exit_code == 0, result.output
+    result = call(*command)
     assert f"No run to resume in {tmp_path / 'new'}; starting from step 0." in result.output
 
 
@@ -468,8 +457,7 @@ def test_train_reports_out_of_memory_in_one_line(tmp_path, monkeypatch, error):
 
     monkeypatch.setattr(single, "fit", fail)
     (tmp_path / "small.yaml").write_text(to_yaml(plan().recipe))
-    result = CliRunner().invoke(app, ["train", str(tmp_path / "small.yaml"), "--out", str(tmp_path / "out")])
-    assert result.exit_code == 1
+    result = call("train", tmp_path / "small.yaml", "--out", tmp_path / "out", code=1)
     assert "Out of memory. Try a larger train.gradient_accumulation_steps" in result.output
     assert "Traceback" not in result.output
 

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 from small_recipe import SMALL
-from typer.testing import CliRunner
 
 from cases import build
-from equitape.cli import app
+from command_line import call, invoke
 from equitape.settings import Settings, list_fields
 from equitape.training.plan import count_parameters, describe_plan, make_plan, start_model
 from equitape.training.recipe import (
@@ -26,37 +25,13 @@ from equitape.training.recipe import (
 )
 from equitape.training.settings import Jumps, TrainSettings
 
-runner = CliRunner()
 SHIPPED = {
-    "demo",
-    "addition-20",
-    "addition-40",
-    "addition-40-paper",
-    "state-tracking",
-    "state-tracking-copy",
-    "state-tracking-s5",
-    "retrieval",
-    "lm-books",
-    "beyond-addition",
-    "beyond-addition-40",
-    "beyond-books",
-    "beyond-copy",
-    "beyond-flip-flop",
-    "beyond-retrieval",
-    "beyond-s5",
-    "c4-155m",
-    "ablation-updates",
-    "ablation-equivariance",
-    "ablation-mixer-size",
-    "ablation-layers",
-    "scrolls-contract-nli",
-    "scrolls-gov-report",
-    "scrolls-narrative-qa",
-    "scrolls-qasper",
-    "scrolls-qmsum",
-    "scrolls-quality",
-    "scrolls-summ-screen",
-}
+    "demo", "addition-20", "addition-40", "addition-40-paper", "state-tracking", "state-tracking-copy",
+    "state-tracking-s5", "retrieval", "lm-books", "beyond-addition", "beyond-addition-40", "beyond-s5", "beyond-books", "beyond-copy", "beyond-flip-flop",
+    "beyond-retrieval", "c4-155m", "ablation-updates", "ablation-equivariance", "ablation-mixer-size",
+    "ablation-layers", "scrolls-contract-nli", "scrolls-gov-report", "scrolls-narrative-qa", "scrolls-qasper",
+    "scrolls-qmsum", "scrolls-quality", "scrolls-summ-screen",
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -105,8 +80,7 @@ def test_every_shipped_recipe_dry_runs(name, books, tmp_path):
         command += ["task.tokenizer=bytes", f"task.cache={tmp_path}"]
     if recipe.task["name"] == "scrolls":
         command += scrolls_arguments(recipe.task["dataset"], tmp_path)
-    result = runner.invoke(app, command)
-    assert result.exit_code == 0, result.output
+    result = call(*command)
     for choice in recipe.choices:
         assert choice.label in result.output
     for words in (recipe.task["name"], "parameters", "Dry run", "tokens"):
@@ -287,8 +261,7 @@ def test_refused_before_any_work(case, recipe_file, tmp_path):
         make_plan(load_recipe(recipe_file(**changes), overrides))
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
-    result = runner.invoke(app, ["compare", recipe_file(**changes), *overrides, "--out", str(tmp_path / "out")])
-    assert result.exit_code == 2
+    call("compare", recipe_file(**changes), *overrides, "--out", tmp_path / "out", code=2)
     assert not (tmp_path / "out").exists()
 
 
@@ -316,8 +289,7 @@ def test_data_that_cannot_be_used_are_refused(command, bad, name, content, messa
         make_plan(load_recipe(path))
     assert "\n" not in str(caught.value)
     for extra in ([], ["--dry-run"]):
-        result = runner.invoke(app, [command, path, "--out", str(tmp_path / "out"), *extra])
-        assert result.exit_code == 2
+        result = call(command, path, "--out", tmp_path / "out", *extra, code=2)
         assert "Invalid value" in result.output
         assert not (tmp_path / "out").exists()
 
@@ -327,7 +299,7 @@ def test_what_happened_to_the_data_is_reported(books, recipe_file, tmp_path):
     task |= {part: str(books / f"{part}.txt") for part in ("train", "valid")}
     plan = make_plan(load_recipe(recipe_file(task=task)))
     assert "1 document, 11,801 tokens in 185 rows" in plan.data
-    result = runner.invoke(app, ["train", recipe_file(task=task), "--dry-run"])
+    result = call("train", recipe_file(task=task), "--dry-run")
     assert "11,801 tokens" in result.output
     assert plan.configs["tape"].trained_length == 64
     assert plan.configs["tape"].max_position_embeddings == 512
@@ -336,9 +308,7 @@ def test_what_happened_to_the_data_is_reported(books, recipe_file, tmp_path):
 @pytest.mark.parametrize("command", ["train", "compare"])
 def test_a_directory_that_cannot_be_made(command, recipe_file, tmp_path):
     (tmp_path / "file").write_text("")
-    result = runner.invoke(app, [command, recipe_file(), "--out", str(tmp_path / "file" / "out")])
-    assert result.exit_code == 2
-    assert "is a file; choose a directory" in " ".join(result.output.replace("│", " ").split())
+    assert "is a file; choose a directory" in invoke(command, recipe_file(), "--out", tmp_path / "file" / "out", code=2)
 
 
 @pytest.mark.parametrize("given", ["rope", "[rope]", "rope,", "{kind: rope}"])
@@ -348,7 +318,7 @@ def test_a_single_encoding_needs_no_list(given):
 
 def test_help_shows_lists_without_brackets():
     for command in ("train", "compare"):
-        assert "encodings=rope,tape" in runner.invoke(app, [command, "--help"]).output
+        assert "encodings=rope,tape" in call(command, "--help").output
 
 
 def test_files_that_are_no_recipes(tmp_path):
@@ -375,16 +345,12 @@ def test_batches_that_processes_cannot_share_are_refused_before_any_work(recipe_
         ("train.minutes=1", "needs a single process"),
     ):
         command = ["train", recipe_file(), "train.batch_size=6", override, "--out", str(tmp_path / "out")]
-        result = runner.invoke(app, command)
-        assert result.exit_code == 2
-        assert message in " ".join(result.output.replace("│", " ").split())
+        assert message in invoke(*command, code=2)
         assert not (tmp_path / "out").exists()
 
 
 def test_unknown_label_or_option_of_train(recipe_file):
-    result = runner.invoke(app, ["train", recipe_file(), "--encoding", "tap"])
-    assert result.exit_code == 2
-    assert "Did you mean 'tape'" in " ".join(result.output.replace("│", " ").split())
+    assert "Did you mean 'tape'" in invoke("train", recipe_file(), "--encoding", "tap", code=2)
 
 
 def test_help_documents_every_field():
@@ -398,7 +364,7 @@ def test_help_documents_every_field():
     assert {row.name for row in rows} == expected
     assert all(row.help.endswith(".") for row in rows)
     for command in ("train", "compare"):
-        shown = " ".join(runner.invoke(app, [command, "--help"]).output.split())
+        shown = " ".join(call(command, "--help").output.split())
         assert all(f" {name}" in shown for name in expected), command
     assert "train.batch_size = 64: Examples per optimizer step" in recipe_help()
 

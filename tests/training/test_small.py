@@ -1,9 +1,8 @@
 """Reduced recipes: every shipped recipe builds and runs offline on the built-in text."""
 
 import pytest
-from typer.testing import CliRunner
 
-from equitape.cli import app
+from command_line import call
 from equitape.tasks import available_tasks
 from equitape.training import small
 from equitape.training.plan import make_plan
@@ -49,12 +48,10 @@ def test_overrides_change_the_reduced_recipe():
 @pytest.mark.parametrize("name", ["lm-books", "scrolls-contract-nli"])
 def test_a_reduced_comparison_runs_to_its_report(name, tmp_path):
     arguments = ["compare", name, "--small", "encodings=[rope]", "train.steps=2", "train.batch_size=2"]
-    done = CliRunner().invoke(app, arguments)
-    assert done.exit_code == 0, done.output
+    call(*arguments)
     assert (tmp_path / f"runs/{name}-small/report.html").exists()
 
 
 def test_a_single_run_can_be_reduced(tmp_path):
-    done = CliRunner().invoke(app, ["train", "addition-20", "--small", "--encoding", "tape", "--dry-run"])
-    assert done.exit_code == 0, done.output
+    done = call("train", "addition-20", "--small", "--encoding", "tape", "--dry-run")
     assert "10 steps" in " ".join(done.output.split())

@@ -4,9 +4,8 @@ import sys
 
 import pytest
 from small_recipe import SMALL
-from typer.testing import CliRunner
 
-from equitape.cli import app
+from command_line import invoke
 from equitape.training import run as single
 from equitape.training.checkpoints import CHECKPOINTS
 from equitape.training.plan import make_plan
@@ -15,8 +14,6 @@ from equitape.training.run import differences, execute
 from equitape.training.settings import TrainSettings
 
 pytestmark = pytest.mark.usefixtures("no_drawing")
-
-runner = CliRunner()
 
 
 @pytest.fixture
@@ -27,12 +24,6 @@ def here(tmp_path, monkeypatch):
     (folder / "small.yaml").write_text(to_yaml(parse_recipe({**SMALL, "name": "small", "encodings": ["rope"]})))
     monkeypatch.chdir(folder)
     return folder
-
-
-def invoke(*words, code=0):
-    result = runner.invoke(app, [str(word) for word in words])
-    assert result.exit_code == code, result.output
-    return " ".join(result.output.replace("│", " ").split())
 
 
 @pytest.mark.parametrize("command", ["train", "compare"])
