@@ -7,16 +7,15 @@ from ..scale.planning import Plan
 from .numbers import number
 
 GIB = 2**30
-UNITS = ("", "k", "M", "G", "T", "P", "E", "Z", "Y")
+PREFIXES = ("", "k", "M", "G", "T", "P", "E", "Z", "Y")
 
 
-def figure(value: float, unit: str = "", base: int = 1000) -> str:
+def figure(value: float, unit: str = "") -> str:
     """A quantity with three significant digits and a prefix: 1.23 PFLOP."""
     index = 0
-    while abs(value) >= base and index < len(UNITS) - 1:
-        value, index = value / base, index + 1
-    prefix = UNITS[index] + ("i" if base == 1024 and index else "")
-    return f"{number(float(value), digits=3)} {prefix}{unit}".rstrip()
+    while abs(value) >= 1000 and index < len(PREFIXES) - 1:
+        value, index = value / 1000, index + 1
+    return f"{number(float(value), digits=3)} {PREFIXES[index]}{unit}".rstrip()
 
 
 def gibibytes(size: float) -> str:
@@ -36,16 +35,13 @@ def seconds(value: float) -> str:
 
 def describe_layout(layout: Layout) -> str:
     """A layout in a few words."""
-    parts = []
-    if layout.context_parallel > 1:
-        parts.append(f"context {layout.context_parallel}")
-    if layout.rows_at_once > 1:
-        parts.append(f"data {layout.rows_at_once}")
-    if layout.sharded:
-        parts.append("FSDP2")
-    if layout.checkpointing:
-        parts.append("recompute")
-    return ", ".join(parts) or "one GPU"
+    parts = {
+        f"context {layout.context_parallel}": layout.context_parallel > 1,
+        f"data {layout.rows_at_once}": layout.rows_at_once > 1,
+        "FSDP2": layout.sharded,
+        "recompute": layout.checkpointing,
+    }
+    return ", ".join(name for name, holds in parts.items() if holds) or "one GPU"
 
 
 def plan_cells(plan: Plan) -> dict[str, str]:
