@@ -121,21 +121,26 @@ def plot_curve(summary: Summary, title: str) -> Plot:
             ends = [f"{number(spread.mean)} at {x:g}" for x, spread in (points[0], points[-1])]
             described.append(f"{group.label} {', '.join(ends)}")
     trained = summary.trained_up_to(first.x_label)
+    marks = [] if trained is None else [Mark(x=trained, text="trained up to here")]
+    ends = f", mean over seeds: {'; '.join(described)}."
+    return curve_plot(first, lines, marks, ends, binned=binned, share=share)
+
+
+def curve_plot(
+    curve: Curve, lines: Sequence[Line], marks: Sequence[Mark], ends: str, *, binned: bool, share: bool = False
+) -> Plot:
+    """The plot of one curve of several models. ends: of its text alternative. share: the lines are in per cent."""
     panel = LinePanel(
-        x_label=first.x_label,
-        y_label=f"{first.y_label}, %" if share else first.y_label,
+        x_label=curve.x_label,
+        y_label=f"{curve.y_label}, %" if share else curve.y_label,
         lines=lines,
-        y_log=False if share else None,
-        marks=[] if trained is None else [Mark(x=trained, text="trained up to here")],
+        marks=marks,
         x_log=True if binned else None,
+        y_log=False if share else None,
     )
-    return line_plot(
-        file_name("curve", title),
-        title,
-        [panel],
-        alt=f"Line plot of {first.y_label} against {first.x_label}, mean over seeds: {'; '.join(described)}.",
-        caption=" ".join(part for part in (band_caption(lines), BINS if binned else "") if part),
-    )
+    alt = f"Line plot of {curve.y_label} against {curve.x_label}{ends}"
+    caption = " ".join(part for part in (band_caption(lines), BINS if binned else "") if part)
+    return line_plot(file_name("curve", curve.title), curve.title, [panel], alt=alt, caption=caption)
 
 
 def is_share(values: Sequence[float | None], label: str) -> bool:

@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ..runs.results import PERCENT, Bars, Curve, EvaluationReport, HeatMap
-from .charts import BarSeries, Line, LinePanel, Mark, bar_plot, bar_text, line_plot
-from .comparison_plots import BINS, in_log_bins, is_by_position
+from .charts import BarSeries, Line, Mark, bar_plot, bar_text
+from .comparison_plots import curve_plot, in_log_bins, is_by_position
 from .heat_maps import MapStyle, heat_maps, score_panel
 from .numbers import number
 from .style import Plot, SeriesStyle, file_name, series_styles
@@ -92,20 +92,7 @@ def plot_curves(reports: Reports, title: str) -> Plot:
         lines.append(Line(label=name, style=styles[name], x=xs, y=ys))
         described.append(f"{name} from {number(float(ys[0]))} to {number(float(ys[-1]))}")
     marks, ends = context_marks({name: reports[name].model["context"] for name in curves}, lines)
-    panel = LinePanel(
-        x_label=first.x_label,
-        y_label=first.y_label,
-        lines=lines,
-        marks=marks,
-        x_log=True if binned else None,
-    )
-    return line_plot(
-        file_name("curve", title),
-        title,
-        [panel],
-        alt=f"Line plot of {first.y_label} against {first.x_label}: {'; '.join(described)}.{ends}",
-        caption=BINS if binned else "",
-    )
+    return curve_plot(first, lines, marks, f": {'; '.join(described)}.{ends}", binned=binned)
 
 
 def context_marks(contexts: dict[str, int | None], lines: list[Line]) -> tuple[list[Mark], str]:

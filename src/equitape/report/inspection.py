@@ -89,6 +89,11 @@ def pack(levels: NDArray[np.uint8]) -> str:
     return base64.b64encode(zlib.compress(levels.tobytes(), 9)).decode("ascii")
 
 
+def with_mean(values: NDArray[Any]) -> NDArray[Any]:
+    """The mean of several heads before them. values [L, heads, ...]."""
+    return np.concatenate((values.mean(1, keepdims=True), values), axis=1) if values.shape[1] > 1 else values
+
+
 def map_entry(
     name: str,
     title: str,
@@ -103,8 +108,7 @@ def map_entry(
     by: what selects the head: "head", "group" (a key-value head) or "layer" (all heads share the map).
     cells: the meaning of rows and columns: "cells", "samples" or "heads". With several heads, their mean comes first.
     """
-    if values.shape[1] > 1:
-        values = np.concatenate((values.mean(1, keepdims=True), values), axis=1)
+    values = with_mean(values)
     shared = scale(values)
     scales = [scale(layer) for layer in values]
     if shared.kind == "signed":
@@ -158,8 +162,7 @@ def maps_of(inspection: Inspection) -> list[dict[str, Any]]:
 
 def strip_entry(name: str, title: str, caption: str, values: NDArray[Any], by: str) -> dict[str, Any]:
     """Layers by cells. values [L, heads, C]."""
-    if values.shape[1] > 1:
-        values = np.concatenate((values.mean(1, keepdims=True), values), axis=1)
+    values = with_mean(values)
     scale = linear_scale(values)
     return {
         "name": name,

@@ -20,6 +20,7 @@ from ..encodings import PositionalEncoding
 from ..runs.errors import is_out_of_memory
 from ..runs.files import publish_folder, remove_partial
 from ..runs.progress import Progress
+from ..runs.results import DONE, NAN
 from ..tasks.base import IGNORED
 from . import checkpoints
 from .callbacks import Bookkeeper, Evaluate, Meter
@@ -197,7 +198,7 @@ def fit(
         save_model(trainer, run_dir)
     shutil.rmtree(run_dir / checkpoints.SAVING, ignore_errors=True)
     return FitResult(
-        status="done" if log.bad_step is None else "nan",
+        status=DONE if log.bad_step is None else NAN,
         note="" if log.bad_step is None else describe_bad_step(log.bad_step, checkpoints.newest(run_dir)),
         steps=trainer.state.global_step,
         tokens=log.tokens,
