@@ -233,16 +233,17 @@ def check_directory(directory: Path, recipe: Recipe, resume: bool, varies: tuple
 
     varies: parts of the recipe that may differ.
     """
-    path = directory / RECIPE
+    ignored = (*IGNORED_DIFFERENCES, *varies)
+    check_folder(directory, "run", RECIPE, lambda: differences(directory / RECIPE, recipe, ignored), resume=resume)
 
-    def compare() -> list[Difference]:
-        try:
-            old = resolved(spell_out(read_recipe(parse_yaml(path.read_text(encoding="utf-8"), str(path)), str(path))))
-        except (OSError, ValueError, AttributeError) as error:
-            raise ValueError(f"Cannot read {path} ({error}); choose another directory.") from None
-        return find_differences(old, resolved(spell_out(recipe)), (*IGNORED_DIFFERENCES, *varies))
 
-    check_folder(directory, "run", RECIPE, compare, resume=resume)
+def differences(path: Path, recipe: Recipe, ignored: tuple[str, ...]) -> list[Difference]:
+    """Settings that differ between a recipe and the one in a file."""
+    try:
+        old = resolved(spell_out(read_recipe(parse_yaml(path.read_text(encoding="utf-8"), str(path)), str(path))))
+    except (OSError, ValueError, AttributeError) as error:
+        raise ValueError(f"Cannot read {path} ({error}); choose another directory.") from None
+    return find_differences(old, resolved(spell_out(recipe)), ignored)
 
 
 def check_data(directory: Path, task: Task) -> None:
