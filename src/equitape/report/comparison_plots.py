@@ -122,14 +122,14 @@ def plot_curve(summary: Summary, title: str) -> Plot:
             described.append(f"{group.label} {', '.join(ends)}")
     trained = summary.trained_up_to(first.x_label)
     marks = [] if trained is None else [Mark(x=trained, text="trained up to here")]
-    ends = f", mean over seeds: {'; '.join(described)}."
-    return curve_plot(first, lines, marks, ends, binned=binned, share=share)
+    means = f", mean over seeds: {'; '.join(described)}."
+    return curve_plot(first, lines, marks, means, binned=binned, share=share)
 
 
 def curve_plot(
-    curve: Curve, lines: Sequence[Line], marks: Sequence[Mark], ends: str, *, binned: bool, share: bool = False
+    curve: Curve, lines: Sequence[Line], marks: Sequence[Mark], summary: str, *, binned: bool, share: bool = False
 ) -> Plot:
-    """The plot of one curve of several models. ends: of its text alternative. share: the lines are in per cent."""
+    """The plot of one curve of several models. summary: ends its text alternative. share: the lines are in per cent."""
     panel = LinePanel(
         x_label=curve.x_label,
         y_label=f"{curve.y_label}, %" if share else curve.y_label,
@@ -138,7 +138,7 @@ def curve_plot(
         x_log=True if binned else None,
         y_log=False if share else None,
     )
-    alt = f"Line plot of {curve.y_label} against {curve.x_label}{ends}"
+    alt = f"Line plot of {curve.y_label} against {curve.x_label}{summary}"
     caption = " ".join(part for part in (band_caption(lines), BINS if binned else "") if part)
     return line_plot(file_name("curve", curve.title), curve.title, [panel], alt=alt, caption=caption)
 
