@@ -4,14 +4,17 @@ import math
 
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from cases import build, draw_tokens, gap, tiny_config
 from equitape import EquitapeForCausalLM
 from equitape.encodings import Geometry, Positions
-from equitape.encodings.base import ENCODINGS
+from equitape.encodings.base import ENCODINGS, LayerEncoding
 from equitape.encodings.t5 import bucket
+from equitape.model import masks as model_masks
 from equitape.nn import core
 
 SIZES = Geometry(hidden_size=32, num_heads=4, num_kv_heads=2, head_dim=8, num_layers=2)
@@ -189,8 +192,31 @@ class LargestTensor(TorchDispatchMode):
         return result
 
 
+class PeakMemory(TorchDispatchMode):
+    """Records the largest number of bytes that results of operators held at once."""
+
+    def __init__(self):
+        super().__init__()
+        self.held, self.peak = {}, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        self.held = {key: held for key, held in self.held.items() if not held[0].expired()}
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor):
+                storage = tensor.untyped_storage()
+                self.held[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
+        self.peak = max(self.peak, sum(size for _, size in self.held.values()))
+        return result
+
+
+def copies_of(model):
+    return next(part.bias_copies for part in model.modules() if isinstance(part, LayerEncoding))
+
+
+@pytest.mark.parametrize("masks", [2**26, 1000], ids=["dense mask", "mask in rows"])
 @pytest.mark.parametrize("case", ["t5", "fire", "cope", "path"])
-def test_biases_in_blocks_are_those_of_all_scores(case, monkeypatch):
+def test_biases_in_blocks_are_those_of_all_scores(case, masks, monkeypatch):
     """Three queries at a time: same logits and gradients, with left padding, and no tensor of all scores."""
     rows, columns = 2, 40
     tokens = draw_tokens(rows, columns)
@@ -207,10 +233,59 @@ def test_biases_in_blocks_are_those_of_all_scores(case, monkeypatch):
     logits, gradients, all_scores, model = run()
     heads = model.config.num_attention_heads
     assert all_scores >= rows * heads * columns * columns
-    monkeypatch.setattr(core, "MAX_BIAS_BYTES", 5 * 8 * rows * heads * columns)
-    monkeypatch.setattr(core, "BLOCK_BIAS_BYTES", 3 * 8 * rows * heads * columns)
+    query = copies_of(model) * 8 * rows * heads * columns
+    monkeypatch.setattr(core, "MAX_BIAS_BYTES", 5 * query)
+    monkeypatch.setattr(core, "BLOCK_BIAS_BYTES", 3 * query)
+    monkeypatch.setattr(model_masks, "MAX_MASK_BYTES", masks)
     in_blocks, same, few_scores, _ = run()
     assert few_scores < rows * heads * columns * columns
     assert gap(in_blocks, logits) < 1e-12
     for name, gradient in gradients.items():
         assert gap(same[name], gradient) < 1e-9, name
+
+
+@pytest.mark.parametrize("inputs", ["packed", "window", "left padding", "nothing"])
+def test_masks_in_rows_are_dense_masks(inputs, monkeypatch):
+    model = build("t5", attn_implementation="sdpa", **({"sliding_window": 4} if inputs == "window" else {}))
+    tokens = draw_tokens(2, 64)
+    given = {}
+    if inputs == "packed":
+        given["segment_ids"] = torch.arange(64).expand(2, -1) // torch.tensor([[7], [19]])
+    if inputs == "left padding":
+        given["attention_mask"] = torch.ones_like(tokens)
+        given["attention_mask"][1, :5] = 0
+    with torch.no_grad():
+        expected = model(tokens, **given).logits
+        monkeypatch.setattr(model_masks, "MAX_MASK_BYTES", 100)
+        whole = model(tokens, **given).logits
+        for limit in ("MAX_BIAS_BYTES", "BLOCK_BIAS_BYTES"):
+            monkeypatch.setattr(core, limit, 8 * copies_of(model) * 2 * 4 * 64 * 2)
+        with LargestTensor() as largest:
+            in_blocks = model(tokens, **given).logits
+    assert largest.count < 2 * 64 * 64, "a mask of all tokens"
+    real = given.get("attention_mask", torch.ones_like(tokens))[..., None]
+    assert gap(whole * real, expected * real) < 1e-12
+    assert gap(in_blocks * real, expected * real) < 1e-12
+
+
+@pytest.mark.parametrize("trains", [False, True])
+@pytest.mark.parametrize("case", ["t5", "fire", "cope", "path"])
+def test_memory_of_a_bias(case, trains, monkeypatch):
+    """As much as `bias_copies` says where it is made at once; in blocks it grows linearly, the mask included."""
+
+    def peak(length):
+        model = build(case, dtype=torch.float32, num_hidden_layers=1, num_attention_heads=8, num_key_value_heads=8)
+        with PeakMemory() as memory, torch.set_grad_enabled(trains):
+            loss = model(draw_tokens(1, length), use_cache=False, logits_to_keep=1).logits.sum()
+            if trains:
+                loss.backward()
+        return memory.peak, copies_of(model) * 8 * length**2 * 4
+
+    found, expected = peak(96)
+    assert 0.4 * expected < found < 1.4 * expected
+    monkeypatch.setattr(core, "MAX_BIAS_BYTES", expected / 2)
+    monkeypatch.setattr(core, "BLOCK_BIAS_BYTES", expected / 8)
+    monkeypatch.setattr(model_masks, "MAX_MASK_BYTES", 2**10)
+    short, long = peak(96)[0], peak(192)[0]
+    assert short < 0.9 * found
+    assert long < 2.1 * short

@@ -104,6 +104,8 @@ class LayerEncoding(HookedModule):
     """Whether cached keys of this block hold running sums, from which a cached sequence continues."""
     value_room: int = 0
     """Columns by which the block's own value is narrower than a head, to make room for those of `extra_values`."""
+    bias_copies: float = 4.0
+    """Memory that it takes to make `bias` and to train through it, in times of the bias itself."""
     scalars: tuple[str, ...] = ()
     """Parameters of shape [1] that files of version 0.1 hold as scalars, which cannot be sharded."""
 

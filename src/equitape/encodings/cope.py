@@ -25,6 +25,8 @@ class CoPEOptions(Options):
 class CoPELayer(LayerEncoding):
     """p_ij = sum_{t=j..i} sigmoid(scale q_i k_t); the score gains q_i e[p_ij], e linear between integers."""
 
+    bias_copies = 17.0
+
     def __init__(self, options: CoPEOptions, head_dim: int):
         super().__init__()
         self.embedding = nn.Parameter(torch.empty(head_dim, options.num_positions))

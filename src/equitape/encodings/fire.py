@@ -34,6 +34,8 @@ class FIRELayer(LayerEncoding):
     def __init__(self, options: FIREOptions, num_heads: int):
         super().__init__()
         self.options = options
+        # inner activations are as many per head
+        self.bias_copies = 4 + 3 * options.width / num_heads
         self.inner = SmallLinear(1, options.width)
         self.outer = SmallLinear(options.width, num_heads)
         self.c = nn.Parameter(torch.empty(1))

@@ -84,6 +84,8 @@ def reflected_products(query: Tensor, key: Tensor, direction: Tensor, last: Tens
 class PathLayer(ColumnsLayer):
     """Key columns [v | u_t | u_{t-1} | ... | decay]: v, and what the directions of later tokens are made from."""
 
+    bias_copies = 5.0
+
     def __init__(self, options: PathOptions, geometry: Geometry):
         super().__init__(options, geometry)
         groups, self.head_dim, self.size = geometry.num_kv_heads, geometry.head_dim, options.convolution

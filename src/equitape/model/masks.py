@@ -24,11 +24,13 @@ from ..encodings.positions import (
 )
 from ..nn.continued import is_right
 from ..nn.core import AttentionMask
-from ..nn.masks import MaskFunction, mask_function, materialise
+from ..nn.masks import MaskFunction, behind, mask_function, materialise
 from .configuration import EquitapeConfig
 
 BLOCK_MASK_TOKENS = 512
 """Shorter rows are faster with a dense mask."""
+MAX_MASK_BYTES = 2**26
+"""An encoding that biases scores gets a larger mask as a function, which makes it for some queries."""
 
 Mask = Tensor | BlockMask | dict[str, Any] | None
 BuildMask = Callable[[MaskFunction | None], Tensor | BlockMask | None]
@@ -157,6 +159,8 @@ def _build_layer_mask(
         return hook(lambda also: _build_mask(config, x, own_mask, positions, past, window, True, True, also), config)
     if continues_plainly(config, encoding, x, own_mask, past, window) and can_continue(config, encoding, x, training):
         return AttentionMask(continued=True)
+    if encoding.adds_bias and past is None and is_large(config, x, own_mask):
+        return AttentionMask(key_ids=positions.ids, rows=_mask_rows(config, x, positions, window, training))
     mask = _build_mask(config, x, own_mask, positions, past, window, not encoding.adds_bias, training)
     if not encoding.adds_bias:
         return AttentionMask(mask)
@@ -212,21 +216,46 @@ def _build_mask(
             past_key_values=past,
             allow_is_causal_skip=may_skip,
         )
-    batch, num_tokens = x.shape[:2]
+    windowed, padding = _hidden(x, positions, window, training)
+    plain = padding is None and positions.segments is None and windowed is None
+    if plain and may_skip and config._attn_implementation == "sdpa":
+        return None
+    function = mask_function(positions, x.shape[0], window=windowed, also=also)
+    blocks = may_skip and prefers_blocks(config, x)
+    implementation = "flex_attention" if blocks else config._attn_implementation
+    return materialise(implementation, function, x, x.shape[1], padding, config)
+
+
+def is_large(config: EquitapeConfig, x: Tensor, attention_mask: Tensor | BlockMask | None) -> bool:
+    """Whether a dense mask has to be made that takes much memory."""
+    made = attention_mask is None or (isinstance(attention_mask, Tensor) and attention_mask.dim() == 2)
+    return made and config._attn_implementation == "sdpa" and x.shape[0] * x.shape[1] ** 2 > MAX_MASK_BYTES
+
+
+def _mask_rows(
+    config: EquitapeConfig, x: Tensor, positions: Positions, window: int | None, training: bool
+) -> Callable[[int, int], Tensor]:
+    window, padding = _hidden(x, positions, window, training)
+    function = mask_function(positions, x.shape[0], window=window)
+
+    def rows(begin: int, end: int) -> Tensor:
+        some = None if padding is None else padding[:, :end]
+        mask = materialise("sdpa", behind(function, begin), x[:, begin:end], end, some, config)
+        assert isinstance(mask, Tensor)
+        return mask
+
+    return rows
+
+
+def _hidden(x: Tensor, positions: Positions, window: int | None, training: bool) -> tuple[int | None, Tensor | None]:
+    """The window and the padding [B, N] that a mask has to hide, each None if there is nothing to hide."""
     padding = positions.valid if positions.segments is None else None
     # a mask of ones needs no dense mask; in training neither does right padding, which causality hides from tokens
     if padding is not None and may_read():
         unneeded = padding[:, :-1] | ~padding[:, 1:] if training else padding
         if bool(unneeded.all()):
             padding = None
-    windowed = window is not None and num_tokens > window
-    plain = padding is None and positions.segments is None and not windowed
-    if plain and may_skip and config._attn_implementation == "sdpa":
-        return None
-    function = mask_function(positions, batch, window=window if windowed else None, also=also)
-    blocks = may_skip and prefers_blocks(config, x)
-    implementation = "flex_attention" if blocks else config._attn_implementation
-    return materialise(implementation, function, x, num_tokens, padding, config)
+    return window if window is not None and x.shape[1] > window else None, padding
 
 
 def prefers_blocks(config: EquitapeConfig, x: Tensor) -> bool:

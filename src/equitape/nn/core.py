@@ -22,9 +22,9 @@ from .norm import RMSNorm
 PlainAttention = Callable[[Tensor, Tensor, Tensor, Tensor | BlockMask | None], Tensor]
 """The configured attention: query [B, H, N, D], key [B, G, N, D], value [B, G, N, E] and mask -> [B, N, H, E]."""
 
-# a bias on the scores that takes more memory than the first is made in blocks that take about the second
-MAX_BIAS_BYTES = 2**30
-BLOCK_BIAS_BYTES = 2**27
+# a bias on the scores whose making takes more memory than the first is made in blocks that take about the second
+MAX_BIAS_BYTES = 2**31
+BLOCK_BIAS_BYTES = 2**28
 
 
 class AttentionMask(NamedTuple):
@@ -40,6 +40,18 @@ class AttentionMask(NamedTuple):
     """Whether a mask of None means causal attention; otherwise all tokens attend to all."""
     continued: bool = False
     """Whether cached keys come before those of this call: a mask of None is then causal from the last key on."""
+    rows: Callable[[int, int], Tensor] | None = None
+    """For encodings that bias scores, instead of a large causal mask: (begin, end) makes the mask of these queries and
+    the keys before the end.
+    """
+
+    def part(self, begin: int, end: int) -> "AttentionMask":
+        """The mask of some queries as a tensor; one made by `rows` ends with their last key."""
+        if self.rows is not None:
+            assert self.key_ids is not None
+            return AttentionMask(self.rows(begin, end), self.key_ids[:, :end])
+        assert isinstance(self.mask, Tensor)
+        return AttentionMask(self.mask if self.mask.shape[2] == 1 else self.mask[:, :, begin:end], self.key_ids)
 
 
 class KeyValueCache(Protocol):
@@ -253,9 +265,10 @@ def last_cached_key(past: Any, cache_layer: int, positions: Positions) -> Tensor
     return keys.gather(2, place)[:, :, 0] * (index >= 0)[:, None, None]
 
 
-def bias_bytes(query: Tensor, key: Tensor) -> int:
-    """Memory of a bias on all scores."""
-    return query.shape[0] * query.shape[1] * query.shape[2] * key.shape[2] * query.element_size()
+def bias_bytes(encoding: LayerEncoding, query: Tensor, key: Tensor) -> float:
+    """Memory that it takes to make a bias on all scores."""
+    scores = query.shape[0] * query.shape[1] * query.shape[2] * key.shape[2]
+    return encoding.bias_copies * scores * query.element_size()
 
 
 def attend_in_blocks(
@@ -273,17 +286,18 @@ def attend_in_blocks(
 
     The backward pass computes the bias of each block again.
     """
-    assert isinstance(attention_mask.mask, Tensor)
     num_tokens = query.shape[2]
-    size = max(1, BLOCK_BIAS_BYTES * num_tokens // bias_bytes(query, key))
-    mask = attention_mask.mask.expand(-1, -1, num_tokens, -1)
+    size = max(1, int(BLOCK_BIAS_BYTES * num_tokens / bias_bytes(module.encoding, query, key)))
     ids = positions.ids.expand(-1, num_tokens)
 
     def part(begin: int, query: Tensor, key: Tensor, value: Tensor, state: Tensor | None) -> Tensor:
-        rows = slice(begin, begin + size)
-        some = attention_mask._replace(mask=mask[:, :, rows])
-        where = positions._replace(ids=ids[:, rows])
-        return attend(module, query[:, :, rows], key, value, state, where, some, scaling, **kwargs)[0]
+        end = min(begin + size, num_tokens)
+        some = attention_mask.part(begin, end)
+        assert isinstance(some.mask, Tensor)
+        seen = some.mask.shape[-1]
+        where = positions._replace(ids=ids[:, begin:end])
+        keys, values = key[:, :, :seen], value[:, :, :seen]
+        return attend(module, query[:, :, begin:end], keys, values, state, where, some, scaling, **kwargs)[0]
 
     trained = torch.is_grad_enabled() and query.requires_grad
     outputs = [
@@ -329,11 +343,13 @@ def attend(
             score_mod = module.encoding("score_mod", state, positions, attention_mask.key_ids)
         return flexible_attention(query, key, value, mask, score_mod, scaling), None
     if attention_mask.key_ids is not None:
-        assert isinstance(mask, Tensor)
-        if implementation == "sdpa" and query.shape[2] > 1 and bias_bytes(query, key) > MAX_BIAS_BYTES:
+        large = bias_bytes(module.encoding, query, key) > MAX_BIAS_BYTES
+        if implementation == "sdpa" and query.shape[2] > 1 and large:
             return attend_in_blocks(
                 module, query, key, value, state, positions, attention_mask, scaling, **kwargs
             ), None
+        mask = mask if attention_mask.rows is None else attention_mask.rows(0, query.shape[2])
+        assert isinstance(mask, Tensor)
         visible = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
         bias = module.encoding("bias", query, key, state, positions, attention_mask.key_ids, visible, scaling)
         if bias is not None:
