@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,8 +14,9 @@ from cases import gap
 from command_line import call, in_one_line, invoke
 from equitape.extend import run as stages
 from equitape.extend.columns import comparator_settings, list_comparators
-from equitape.extend.prepare import prepare
+from equitape.extend.prepare import PAGES_BYTES, bytes_on_disk, prepare
 from equitape.extend.settings import ExtendSettings
+from equitape.report.extension import better_columns
 from equitape.runs.extension import Extension
 from families import make_source
 
@@ -64,6 +66,9 @@ def test_a_success_writes_everything(room, done):
         assert "equitape generate" in text
     assert page.count("<svg") == 3  # perplexity, passkey, needles
     assert "## Before and after" in card
+    title = card.partition("\n# ")[2].splitlines()
+    assert title[:3] == ["base, theta+lora", "", extension.verdict.sentence]
+    assert card.count(extension.verdict.sentence) == 1
     assert Extension.read(out / "results.json").to_dict() == extension.to_dict()
 
 
@@ -79,6 +84,34 @@ def test_figures_are_measured_on_both_models(done):
     assert agreement.tokens == 2 * CONTEXT
     assert 0 <= agreement.agreement < 100
     assert agreement.kl > 0
+
+
+def test_a_better_column_is_named(done):
+    """One that found more and read no worse; not one that lost something, nor one with fewer figures."""
+
+    def changed(**metrics):
+        reports = {}
+        for task, report in extended.items():
+            unknown = metrics.keys() - report.metrics.keys()
+            mine = {name: value for name, value in metrics.items() if name not in unknown}
+            reports[task] = replace(report, metrics={**report.metrics, **mine})
+        return reports
+
+    extension = done[1]
+    extended = extension.reports["extended"]
+    key, was = "perplexity_640", extended["perplexity"].metrics["perplexity_640"]
+    found = f"{extended['passkey'].headline}_640"
+    columns = {
+        "equal": changed(),
+        "hardly": changed(**{key: was / 1.001}),
+        "reads": changed(**{key: was / 2}),
+        "finds": changed(**{found: 100.0}),
+        "mixed": changed(perplexity_16=1e6, **{key: was / 2}),
+        "less": {"perplexity": changed(**{key: was / 2})["perplexity"]},
+    }
+    sentences = better_columns(replace(extension, reports={**extension.reports, **columns}))
+    assert sentences == ["Better than the extended model in some figures, and worse in none: reads, finds."]
+    assert better_columns(extension) == []
 
 
 def test_the_result_loads(room, done):
@@ -120,7 +153,10 @@ def test_a_loss_that_is_not_a_number_is_no_success(room, tmp_path):
     assert extension.verdict.sentence.startswith("Not a success: The loss or its gradient was NaN or infinite at step")
     assert list(extension.reports) == ["original"]
     assert not (tmp_path / "out" / "adapter.json").exists()
-    assert "Not a success" in (tmp_path / "out" / "report.html").read_text()
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "Not a success" in page
+    # there is nothing to try
+    assert "equitape generate" not in page + (tmp_path / "out" / "report.md").read_text()
 
 
 @pytest.mark.parametrize("stage", ["finetune", "agree", "write_extension"])
@@ -288,6 +324,20 @@ def test_refusals_before_any_work(room, tmp_path, monkeypatch):
     attempt("Did you mean 'theta+lora'", "--method", "theta-lora")
     monkeypatch.setattr(shutil, "disk_usage", lambda place: shutil._ntuple_diskusage(100, 90, 10))
     attempt("has 0.0 GiB left; free some space, or choose another folder with --out.")
+
+
+def test_room_on_the_disk_for_every_column(room):
+    """Checkpoints of the largest training, and the adapters of all; columns without training need none."""
+
+    def needed(*compare, **changes):
+        settings = ExtendSettings.parse({"to": 128, **options_of(room, compare=compare, **changes)}, "extend")
+        return prepare(room / "base", settings)
+
+    own, untrained, more = needed(), needed("yarn"), needed("lora-plain", "theta")
+    lora, whole = own.plan.trained, own.plan.parameters
+    assert bytes_on_disk(own) == bytes_on_disk(untrained) == 4 * 10 * lora + PAGES_BYTES
+    assert bytes_on_disk(more) == 4 * (9 * whole + whole + 2 * lora) + PAGES_BYTES
+    assert bytes_on_disk(needed(save="model")) == bytes_on_disk(own) + 4 * whole
 
 
 def test_bases_that_do_not_fit(room, tmp_path):

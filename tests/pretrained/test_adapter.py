@@ -262,7 +262,9 @@ def test_a_whole_model_trains_with_all_of_its_attention(tmp_path):
 
 def test_model_cards(tmp_path):
     model = adapt(make_source("mistral"), "longlora", context=128, lora_rank=2)
-    model.adaptation.training = {"data": "three books", "steps": 7, "settings": {"learning_rate": 0.001}}
+    model.adaptation.training = {
+        "data": "three books", "steps": 7, "final_loss": 1 / 3, "settings": {"learning_rate": 0.001},
+    }  # fmt: skip
     model.save_adapter(tmp_path / "adapter")
     model.save_pretrained(tmp_path / "whole")
     for folder, loading in (("adapter", "load_adapter("), ("whole", "AutoModelForCausalLM")):
@@ -270,11 +272,19 @@ def test_model_cards(tmp_path):
         for text in (loading, "base_model: mistral", "longlora", "128 tokens", "| data | three books |", "lora_rank 2",
                      "| steps | 7 |", "learning_rate 0.001", "torch"):  # fmt: skip
             assert text in card
+        # options that have no effect are left out, and numbers are short
+        assert "| positions | kind rope, theta 10000 |" in card
+        assert "lora_targets q_proj k_proj v_proj o_proj" in card
+        assert "| final_loss | 0.333333 |" in card
     again = load_adapter(make_source("mistral"), tmp_path / "adapter")
     assert again.adaptation.training == model.adaptation.training
-    untrained = adapt(make_source(), "tape")
+    untrained = adapt(make_source(), "tape", scaling="yarn", context=256)
     untrained.save_adapter(tmp_path / "untrained")
-    assert "Not trained with this package yet" in (tmp_path / "untrained" / "README.md").read_text()
+    card = (tmp_path / "untrained" / "README.md").read_text()
+    assert "Not trained with this package yet" in card
+    length = untrained.config.encoding["scaling"]["original_max_positions"]
+    factor = 256 / length
+    assert f"theta 10000, scaling kind yarn, factor {factor:g}, original_max_positions {length} |" in card
 
 
 def test_a_model_that_was_not_adapted(tmp_path):

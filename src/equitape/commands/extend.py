@@ -112,13 +112,15 @@ def show_extension(extension: "Extension", folder: Path, console: Console) -> No
     """The verdict, the figures before and after, and how to try the model."""
     from rich.markup import escape
 
-    from ..report.extension import damage_table, figures_table, try_command
+    from ..report.extension import better_columns, damage_table, figures_table, is_trained, try_command
 
     colour = "green" if extension.verdict.success else "red"
     console.print(f"[{colour}]{escape(extension.verdict.sentence)}[/{colour}]", highlight=False, soft_wrap=True)
+    for sentence in better_columns(extension):
+        console.print(escape(sentence), highlight=False, soft_wrap=True)
     for content in (figures_table(extension), damage_table(extension)):
         rows = [[cell.text for cell in row] for row in content.rows]
         console.print(table_of(content.columns, rows, content.title, numbers=True))
     console.print(f"Report, model card and figures are in {folder}.", highlight=False, soft_wrap=True)
-    if extension.training["status"] == "done":
+    if is_trained(extension):
         console.print(f"Try it: {escape(try_command(extension))}", highlight=False, soft_wrap=True)

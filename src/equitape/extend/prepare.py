@@ -28,7 +28,7 @@ from .estimates import Device
 from .last_words import find_passages
 from .plan import Plan, Text, check_length, choose_recall, choose_rows, make_plan
 from .proof import FEW_QUESTIONS, HARNESS, QUESTIONS, harness_task, proof_tasks
-from .settings import ExtendSettings
+from .settings import UNTRAINED, ExtendSettings, split_comparator
 
 EXTEND = "extend.json"
 UNIMPORTANT = tuple(
@@ -176,12 +176,20 @@ def check_out(prepared: Prepared, out: Path, resume: bool) -> None:
 
 
 def bytes_on_disk(prepared: Prepared) -> int:
-    """An estimate of what is written: checkpoints, the adapter, the whole model where asked for, and pages."""
-    plan = prepared.plan
-    # float32 weights, and two averages of the optimizer
-    training = plan.trained * 4 * (3 * CHECKPOINTS + 1)
-    whole = plan.parameters * 4 if prepared.settings.save == "model" else 0
+    """An estimate of what is written: checkpoints, all adapters, the whole model where asked for, and pages."""
+    trained = [plan.trained for plan in trained_plans(prepared)]
+    # float32 weights, and two averages of the optimizer; checkpoints go when a training is done
+    training = 4 * (3 * CHECKPOINTS * max(trained) + sum(trained))
+    whole = prepared.plan.parameters * 4 if prepared.settings.save == "model" else 0
     return training + whole + PAGES_BYTES
+
+
+def trained_plans(prepared: Prepared) -> list[Plan]:
+    """The plans of the extension and of every comparator that trains."""
+    names = [name for name in list_comparators(prepared.settings) if split_comparator(name)[0] not in UNTRAINED]
+    settings = [comparator_settings(name, prepared.settings) for name in names]
+    others = [make_plan(prepared.config, each, prepared.text, prepared.device) for each in settings]
+    return [prepared.plan, *others]
 
 
 def join_processes() -> PartialState:

@@ -1,9 +1,12 @@
 """Model cards: what a folder contains, how it was made and how to load it."""
 
+from dataclasses import MISSING, fields
 from typing import Any
 
+from ..encodings import ENCODINGS
 from ..model import EquitapeForCausalLM
 from ..runs.environment import describe_versions
+from ..settings import Settings
 from .settings import Adaptation
 
 CARD = "README.md"
@@ -40,9 +43,9 @@ def _card(model: EquitapeForCausalLM, adaptation: Adaptation, what: str, loading
     facts = {
         "method": f"{settings.method}: {settings.effects.idea}",
         "context": f"{model.config.context} tokens",
-        "positions": _plain(_shortened(model.config.encoding)),
+        "positions": _shortened(model.config.encoding),
         "trained": f"{len(trained)} tensors, {count:,} parameters",
-        "settings": _plain(settings.used()),
+        "settings": settings.used(),
     }
     parts = [
         f"---\nlibrary_name: equitape\nbase_model: {adaptation.base_name}\npipeline_tag: text-generation\n"
@@ -62,20 +65,35 @@ def _card(model: EquitapeForCausalLM, adaptation: Adaptation, what: str, loading
 def _training(training: dict[str, Any]) -> str:
     if not training:
         return "Not trained with this package yet: outputs are those of the base with these positions."
-    return _table({key: _plain(value) if isinstance(value, dict) else value for key, value in training.items()})
+    return _table(training)
 
 
 def _shortened(encoding: dict[str, Any]) -> dict[str, Any]:
-    """An encoding without a scaling that has no effect."""
-    scaling = {key: value for key, value in encoding.get("scaling", {}).items() if value is not None}
-    plain = {key: value for key, value in encoding.items() if key != "scaling"}
-    return {**plain, "scaling": scaling} if scaling.get("kind", "default") != "default" else plain
+    """Kind and rotary base of an encoding, and the options that are not its defaults."""
+    given = dict(encoding)
+    kind = given.pop("kind")
+    return {"kind": kind, **_unusual(ENCODINGS[kind].options_class.parse(given, kind))}
+
+
+def _unusual(settings: Settings) -> dict[str, Any]:
+    found = {}
+    for entry in fields(settings):
+        value = getattr(settings, entry.name)
+        usual = entry.default if entry.default_factory is MISSING else entry.default_factory()
+        if value != usual or (entry.name == "theta" and value is not None):
+            found[entry.name] = _unusual(value) if isinstance(value, Settings) else value
+    return found
 
 
 def _table(facts: dict[str, Any]) -> str:
-    rows = [f"| {name} | {str(value).replace('|', chr(92) + '|')} |" for name, value in facts.items()]
+    rows = [f"| {name} | {_plain(value).replace('|', chr(92) + '|')} |" for name, value in facts.items()]
     return "\n".join(["| | |", "|---|---|", *rows])
 
 
-def _plain(value: dict[str, Any]) -> str:
-    return ", ".join(f"{key} {_plain(entry) if isinstance(entry, dict) else entry}" for key, entry in value.items())
+def _plain(value: Any) -> str:
+    """Words for a table: six digits of a number, lists and settings without brackets."""
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_plain(entry)}" for key, entry in value.items())
+    if isinstance(value, (list, tuple)):
+        return " ".join(map(_plain, value)) or "none"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -1,6 +1,7 @@
 """The report of an extension: a page, the same in Markdown, plots before and after, and a part of the model card."""
 
 import shlex
+from dataclasses import dataclass
 from pathlib import Path
 
 from ..registry import counted
@@ -13,6 +14,8 @@ from .style import Plot
 from .tables import Cell, Table, cells, markdown_table
 
 PROMPT = "The story so far:"
+MARGIN, POINTS = 1.01, 5.0
+"""A comparator is better if a perplexity is lower by this factor, or a mean score higher by so many points."""
 
 
 def write_extension(extension: Extension, out: Path) -> None:
@@ -20,7 +23,8 @@ def write_extension(extension: Extension, out: Path) -> None:
     content = {
         "title": f"{extension.base}: {extension.context:,} to {extension.to:,} tokens",
         "verdict": extension.verdict,
-        "command": try_command(extension),
+        "better": better_columns(extension),
+        "command": try_command(extension) if is_trained(extension) else None,
         "tables": [figures_table(extension), damage_table(extension), plan_table(extension), checks_table(extension)],
         "notes": notes_of(extension),
         "facts": facts_of(extension),
@@ -29,11 +33,15 @@ def write_extension(extension: Extension, out: Path) -> None:
 
 
 def extension_card(extension: Extension, card: str) -> str:
-    """A model card with the verdict, the figures before and after, and a command to try the model."""
+    """A model card: the verdict below its title, and at its end the figures and a command to try the model."""
+    start = card.index("\n# ") + 1
+    title, rest = card[start:].split("\n", 1)
     parts = [
-        card.rstrip(),
-        "## Before and after",
+        f"{card[:start]}{title}",
         extension.verdict.sentence,
+        rest.strip(),
+        "## Before and after",
+        *better_columns(extension),
         markdown_table(figures_table(extension)),
         "At short lengths:",
         markdown_table(damage_table(extension)),
@@ -47,6 +55,55 @@ def extension_card(extension: Extension, card: str) -> str:
 def try_command(extension: Extension) -> str:
     """One line that generates text with the extended model."""
     return shlex.join(["equitape", "generate", extension.folder, PROMPT, "--base", extension.base_path])
+
+
+def is_trained(extension: Extension) -> bool:
+    """Whether there is an extended model."""
+    return bool(extension.training["status"] == "done")
+
+
+def better_columns(extension: Extension) -> list[str]:
+    """A sentence that names the comparators that clearly beat the extended model somewhere, and lost nowhere."""
+    found = {model: headlines(extension, model) for model in extension.reports}
+    own = found.pop(EXTENDED, {})
+    better = [
+        model
+        for model, figures in found.items()
+        if model != ORIGINAL
+        and figures.keys() == own.keys()
+        and all(figures[name].value <= own[name].value for name in own)
+        and any(figures[name].value < own[name].clearly_below for name in own)
+    ]
+    return (
+        [f"Better than the extended model in some figures, and worse in none: {', '.join(better)}."] if better else []
+    )
+
+
+@dataclass(frozen=True)
+class Headline:
+    """A figure of which less is better: a perplexity, or what is not found, in per cent."""
+
+    value: float
+    clearly_below: float
+    """What other models must stay below to be better by more than chance often is."""
+
+
+def headlines(extension: Extension, model: str) -> dict[str, Headline]:
+    """Up to the new context: perplexity at short lengths and at the longest, and what is found."""
+    reports = extension.reports[model]
+    figures: dict[str, Headline] = {}
+    if "perplexity" in reports:
+        for text, values in perplexities(reports["perplexity"]).items():
+            known = {length: value for length, value in values.items() if length <= extension.to and value is not None}
+            for length in {*extension.short, max(known, default=0)} & known.keys():
+                figures[f"{text} at {length}"] = Headline(known[length], known[length] / MARGIN)
+    for task in RETRIEVAL:
+        by_length = scores(reports[task]) if task in reports else {}
+        found = [value for length, value in by_length.items() if length <= extension.to]
+        if found:
+            missed = 100 - sum(value or 0.0 for value in found) / len(found)
+            figures[task] = Headline(missed, missed - POINTS)
+    return figures
 
 
 def of_task(extension: Extension, task: str) -> dict[str, EvaluationReport]:
