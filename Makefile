@@ -47,6 +47,7 @@ test-oldest: .venv-oldest/.installed
 
 # vLLM on this machine's CPU against `generate`, about ten minutes; writes a report
 test-vllm: .venv-vllm/.installed
+	rm -f $(VLLM_REPORT)/results.json
 	EQUITAPE_REPORT=$(VLLM_REPORT) $(VLLM)/python -m pytest tests/serving
 	$(VLLM)/python benchmarks/vllm_throughput.py $(VLLM_REPORT)
 	$(VLLM)/python benchmarks/vllm_report.py $(VLLM_REPORT)

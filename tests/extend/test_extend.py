@@ -12,12 +12,14 @@ from transformers import AutoModelForCausalLM, BertConfig
 import equitape
 from cases import gap
 from command_line import call, in_one_line, invoke
+from equitape.extend import prepare as preparation
 from equitape.extend import run as stages
 from equitape.extend.columns import comparator_settings, list_comparators
 from equitape.extend.prepare import PAGES_BYTES, bytes_on_disk, prepare
 from equitape.extend.settings import ExtendSettings
 from equitape.report.extension import better_columns
 from equitape.runs.extension import Extension
+from equitape.runs.files import plain
 from families import make_source
 
 pytestmark = pytest.mark.usefixtures("no_drawing")
@@ -357,6 +359,19 @@ def test_another_folder_is_left_alone(room, tmp_path):
     result = run(room, "--to", 128, "--out", tmp_path, "--resume", code=2)
     assert "is not empty and has no extension to continue" in in_one_line(result.output)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_folder_in_use_is_refused_before_texts_are_read(room, tmp_path, monkeypatch):
+    monkeypatch.setattr(preparation, "read_data", None)
+    settings = ExtendSettings(to=128, data=[str(room / "data")])
+    (tmp_path / "extend.json").write_text(json.dumps({"settings": plain(settings.to_dict())}))
+    base = ["extend", room / "base", "--out", tmp_path, "--data", room / "data", "--to"]
+    for to, words in ((128, "already holds this extension"), (256, "settings.to was 128, now 256")):
+        assert words in invoke(*base, to, code=2)
+
+
+def test_a_length_is_needed(room):
+    assert "Missing option '--to'" in invoke("extend", room / "base", code=2)
 
 
 def test_settings_have_one_budget():

@@ -2,16 +2,20 @@
 
 import importlib
 import json
+import sys
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 
 import equitape
 from equitape.extend.settings import ExtendSettings
+from equitape.tasks import harness
 
 pytestmark = pytest.mark.usefixtures("no_drawing")
 
 # equitape.extend is a function and a package
+preparation = importlib.import_module("equitape.extend.prepare")
 proof = importlib.import_module("equitape.extend.proof")
 
 
@@ -58,3 +62,27 @@ def test_without_lm_eval_a_note_says_so(monkeypatch):
     options, notes = proof.harness_task(ExtendSettings(to=64), 50, 50)
     assert options is None
     assert "it is not installed" in notes[0]
+
+
+def refuse_before_reading(room, monkeypatch, words):
+    monkeypatch.setattr(preparation, "read_data", None)
+    options = {"data": [str(room / "data")], "eval_data": [str(room / "test")], "harness": "hellaswagg"}
+    with pytest.raises(ValueError, match=words):
+        preparation.prepare(room / "base", ExtendSettings(to=64, **options))
+
+
+def test_an_unknown_task_is_refused_before_texts_are_read(room, monkeypatch):
+    monkeypatch.setitem(sys.modules, "lm_eval", SimpleNamespace())
+    monkeypatch.setattr(harness, "quiet_harness", nullcontext)
+    monkeypatch.setattr(harness, "find_tasks", lambda *_: SimpleNamespace(all_tasks=["hellaswag"]))
+    refuse_before_reading(room, monkeypatch, "no task 'hellaswagg'. Did you mean 'hellaswag'?")
+
+
+def test_a_missing_lm_eval_is_refused_before_texts_are_read(room, monkeypatch):
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    refuse_before_reading(room, monkeypatch, "need the package lm-eval")
+
+
+def test_a_task_that_is_not_measured_is_refused():
+    with pytest.raises(ValueError, match="measure leaves out lm-eval"):
+        ExtendSettings(to=64, harness="hellaswag", measure=["perplexity"])

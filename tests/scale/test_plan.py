@@ -120,13 +120,14 @@ def test_too_little_memory_is_an_exit_code():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (("tiny",), "Missing option '--length'"),
         (("8b", "--length", 100), "There is no size or model '8b'"),
         (("tiny", "--length", 100, "--gpus", 6, "--context-parallel", 4), "6 GPUs cannot form groups of 4"),
         (("tiny", "--length", 100, "--context-parallel", 8), "A row of 100 tokens cannot be split over 8 GPUs"),
         (("tiny", "--length", 100, "--encoding", "t5"), "Encoding 't5' adds a bias to every score"),
         (("tiny", "--length", 100, "--gpu", "h300"), "h300"),
     ],
-    ids=["model", "groups", "length", "bias", "gpu"],
+    ids=["no length", "model", "groups", "length", "bias", "gpu"],
 )
 def test_bad_input_is_refused_in_one_sentence(arguments, words):
     result = run(*arguments, code=2)

@@ -27,7 +27,9 @@ PROOF = (
 @takes_settings
 def extend(
     base: Annotated[str, typer.Argument(help="A folder with safetensors, a GGUF file, or a name on the Hub.")],
-    plan: Annotated[dict[str, Any], OptionsOf(cls=ExtendSettings, panel="Plan", only=PLAN, names=NAMES)],
+    plan: Annotated[
+        dict[str, Any], OptionsOf(cls=ExtendSettings, panel="Plan", only=PLAN, names=NAMES, required=("to",))
+    ],
     budget: Annotated[dict[str, Any], OptionsOf(cls=ExtendSettings, panel="Budget", only=BUDGETS)],
     proof: Annotated[dict[str, Any], OptionsOf(cls=ExtendSettings, panel="Proof", only=PROOF)],
     files: Annotated[dict[str, Any], OptionsOf(cls=ExtendSettings, only=("data", "tokenizer", "save"))],
@@ -56,23 +58,23 @@ def extend(
 
     After a kill, the same command with --resume continues. On several devices: accelerate launch -m equitape extend ...
     """
-    from ..extend.prepare import check_out, default_folder, join_processes, prepare
+    from ..extend.prepare import check_out, check_place, default_folder, join_processes, prepare
     from ..extend.run import run, run_columns
-    from ..runs.files import check_writable
     from ..runs.progress import Progress
 
     console = Console(stderr=True)
     settings = ExtendSettings.parse({**plan, **budget, **proof, **files}, "extend")
     folder = out or default_folder(base, settings)
-    check_writable(folder)
+    processes = join_processes()
+    first = processes.is_main_process
+    if first:
+        check_place(folder, settings, resume=resume or bool(only) or dry_run)
     with Progress(console).phase("reading the texts"):
         prepared = prepare(base, settings)
     if dry_run:
         check_out(prepared, folder, resume=True)
         show_plan(prepared, Console(), json)
         return
-    processes = join_processes()
-    first = processes.is_main_process
     if only and processes.num_processes > 1:
         raise ValueError("--only divides the columns among separate commands; start it without accelerate launch.")
     if first:

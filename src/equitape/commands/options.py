@@ -53,6 +53,8 @@ class OptionsOf:
     """Renamed options, for example {"lora_targets": "lora-target"}."""
     defaults: dict[str, Any] = field(default_factory=dict)
     """Defaults shown in the help where they differ from the class's."""
+    required: tuple[str, ...] = ()
+    """Settings that the command cannot do without."""
 
     def option_name(self, name: str) -> str:
         """--name of a setting."""
@@ -79,7 +81,8 @@ class OptionsOf:
             return Annotated[bool | None, typer.Option(flag, *options[1:], help=text, rich_help_panel=self.panel)]
         metavar = "KEY=VALUE" if dict in kinds(hint) or settings_class(hint) else _metavar(hint)
         option = typer.Option(*options, help=text, metavar=metavar, rich_help_panel=self.panel)
-        return Annotated[list[str] | None if listed else str | None, option]
+        kind = list[str] if listed else str
+        return Annotated[kind if name in self.required else kind | None, option]
 
     def read(self, name: str, value: Any) -> Any:
         """Parse the typed text of a setting."""
@@ -155,8 +158,9 @@ def takes_settings(command: Callable[..., None]) -> Callable[..., None]:
         groups[parameter.name] = marks[0]
         for name, option, annotation in marks[0].parameters():
             sources[option] = parameter.name, name
+            default = inspect.Parameter.empty if name in marks[0].required else None
             keyword = inspect.Parameter.KEYWORD_ONLY
-            parameters.append(inspect.Parameter(option, keyword, default=None, annotation=annotation))
+            parameters.append(inspect.Parameter(option, keyword, default=default, annotation=annotation))
 
     @wraps(command)
     def run(**given: Any) -> None:

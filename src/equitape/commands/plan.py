@@ -20,7 +20,9 @@ def plan(
             help="A size (155m, smollm2-135m, 1.1b, 7b, 70b, 405b), a folder, a GGUF file, or a name on the Hub."
         ),
     ],
-    given: Annotated[dict[str, Any], OptionsOf(cls=PlanSettings, names={"encodings": "encoding"})],
+    given: Annotated[
+        dict[str, Any], OptionsOf(cls=PlanSettings, names={"encodings": "encoding"}, required=("length",))
+    ],
     json: AsJson = False,
 ) -> None:
     """Plan training and serving at a length on a number of GPUs: memory, operations, bytes over the wire, time.

@@ -27,7 +27,7 @@ from .columns import comparator_settings, list_comparators
 from .estimates import Device
 from .last_words import find_passages
 from .plan import Plan, Text, check_length, choose_recall, choose_rows, make_plan
-from .proof import FEW_QUESTIONS, HARNESS, QUESTIONS, harness_task, proof_tasks
+from .proof import FEW_QUESTIONS, HARNESS, QUESTIONS, check_harness_task, harness_task, proof_tasks
 from .settings import UNTRAINED, ExtendSettings, split_comparator
 
 EXTEND = "extend.json"
@@ -79,6 +79,7 @@ def prepare(base: str | Path, settings: ExtendSettings) -> Prepared:
     # before any text is read
     check_length(config, settings)
     read_documents((*settings.data, *settings.eval_data))
+    check_harness_task(settings)
     tokenizer = tokenizer_of(base, settings.tokenizer)
     check_vocabulary(tokenizer, config.vocab_size)
     device = find_device()
@@ -152,16 +153,23 @@ def default_folder(base: str | Path, settings: ExtendSettings) -> Path:
     return Path("runs") / "extend" / f"{name_of(base)}-{settings.to}"
 
 
-def check_out(prepared: Prepared, out: Path, resume: bool) -> None:
-    """Refuse a folder that holds something else, and a disk without room for the result."""
+def check_place(out: Path, settings: ExtendSettings, resume: bool) -> None:
+    """Refuse a folder that holds something else by its settings, before any text is read."""
 
     def compare() -> list[Difference]:
-        old, new = read_json(out / EXTEND), prepared.identity()
-        if not isinstance(old, dict):
-            raise ValueError(f"{out / EXTEND} cannot be read; choose another directory.")
-        # a setting that differs explains whatever else does
-        chosen = find_differences({"settings": old.get("settings")}, {"settings": new["settings"]}, UNIMPORTANT)
-        return chosen or find_differences(old, new, UNIMPORTANT)
+        new = {"settings": plain(settings.to_dict())}
+        return find_differences({"settings": read_identity(out).get("settings")}, new, UNIMPORTANT)
+
+    check_folder(out, "extension", EXTEND, compare, resume=resume)
+
+
+def check_out(prepared: Prepared, out: Path, resume: bool) -> None:
+    """Refuse a folder that holds something else, and a disk without room for the result."""
+    # a setting that differs explains whatever else does
+    check_place(out, prepared.settings, resume=True)
+
+    def compare() -> list[Difference]:
+        return find_differences(read_identity(out), prepared.identity(), UNIMPORTANT)
 
     check_folder(out, "extension", EXTEND, compare, resume=resume)
     place = out.absolute()
@@ -173,6 +181,14 @@ def check_out(prepared: Prepared, out: Path, resume: bool) -> None:
             f"The result needs about {needed / 2**30:.1f} GiB, checkpoints included, and the disk of {out} has "
             f"{free / 2**30:.1f} GiB left; free some space, or choose another folder with --out."
         )
+
+
+def read_identity(out: Path) -> dict[str, Any]:
+    """What decided the results in a folder."""
+    found = read_json(out / EXTEND)
+    if not isinstance(found, dict):
+        raise ValueError(f"{out / EXTEND} cannot be read; choose another directory.")
+    return found
 
 
 def bytes_on_disk(prepared: Prepared) -> int:

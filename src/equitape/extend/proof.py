@@ -15,7 +15,6 @@ from ..runs.extension import EXTENDED, ORIGINAL, RETRIEVAL, Agreement, Check, Ve
 from ..runs.results import EvaluationReport
 from ..tasks import build_evaluation
 from ..tasks.evaluated_model import EvaluatedModel
-from ..tasks.harness import require_harness
 from ..tasks.haystack import PromptMaker
 from ..tasks.needles import HaystackTask
 from ..tasks.perplexity import CHUNK_TOKENS
@@ -77,16 +76,16 @@ def harness_task(settings: ExtendSettings, questions: int, passages: int) -> tup
     if HARNESS not in settings.measure:
         return None, []
     if find_spec("lm_eval") is None:
-        if settings.harness is not None:
-            require_harness()
         return None, ['No task of lm-eval is measured: it is not installed (pip install "equitape[eval]").']
     if settings.harness is None and passages < FEWEST_QUESTIONS:
         return None, ["No task of lm-eval is measured: the held-out text is too short to ask for last words."]
-    options = {"task": f"{HARNESS}:{settings.harness or NAME}", "limit": questions, "batch_size": 8}
+    return {"task": f"{HARNESS}:{settings.harness or NAME}", "limit": questions, "batch_size": 8}, []
+
+
+def check_harness_task(settings: ExtendSettings) -> None:
+    """Raise ValueError if the given task of lm-eval, its data or lm-eval itself is missing."""
     if settings.harness is not None:
-        # refused before any work where its data cannot be loaded
-        build_evaluation(str(options["task"]), {}).check_data()
-    return options, []
+        build_evaluation(f"{HARNESS}:{settings.harness}", {}).check_data()
 
 
 def fitting_lengths(name: str, options: dict[str, Any], tokenizer: Any, lengths: tuple[int, ...]) -> tuple[int, ...]:

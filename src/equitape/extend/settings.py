@@ -123,6 +123,11 @@ class ExtendSettings(Settings):
         given = [name for name in BUDGETS if getattr(self, name) is not None]
         if len(given) > 1:
             raise ValueError(f"{' and '.join(given)} are given; a budget is one of minutes, tokens and steps.")
+        if self.harness is not None and "lm-eval" not in self.measure:
+            raise ValueError(
+                f"harness is {self.harness!r}, but measure leaves out lm-eval; add lm-eval to measure, or leave out "
+                f"harness."
+            )
         for name in self.compare:
             way, _ = split_comparator(name)
             if way not in (*COMPARATORS, EVERY_COMPARATOR):
