@@ -55,6 +55,8 @@ def main(folder):
     for key, (title, first) in titles.items():
         if key in rows:
             parts += [f"## {title}", table(rows[key], first)]
+        elif key == "fp8 cache":
+            parts += [f"## {title}", "Not run: on a CPU it needs AVX-512 or AMX, which this one does not have."]
     environment = {name: value for name, value in describe_environment().items() if value}
     parts += ["## Made with", ", ".join(f"{name} {value}" for name, value in environment.items()) + "."]
     (Path(folder) / "report.md").write_text("\n\n".join(parts) + "\n")
