@@ -139,6 +139,7 @@ def test_intervals_are_over_documents(texts, tmp_path):
     report = evaluate(evaluated(our_model()), build_evaluation("perplexity", options), tmp_path / "out")
     assert set(report["intervals"]) == {"perplexity", "perplexity_8", "perplexity_16"}
     low, high = report["intervals"]["perplexity_16"]
+    assert (report["curves"][0]["low"][1], report["curves"][0]["high"][1]) == (low, high)
     assert low < report["metrics"]["perplexity_16"] < high
     single = build_evaluation("perplexity", {**options, "data": str(texts / "a.txt")})
     assert evaluate(evaluated(our_model()), single, tmp_path / "single")["intervals"] == {}

@@ -1,10 +1,12 @@
 """Bars and curves: what is drawn, and its text for screen readers."""
 
 import math
+from io import StringIO
 
 import pytest
+from rich.console import Console
 
-from equitape.report.evaluation import contexts_note, notes_of, short_table, write_evaluation
+from equitape.report.evaluation import contexts_note, notes_of, print_report, short_table, write_evaluation
 from equitape.report.evaluation_plots import MOST_ROWS, evaluation_plots
 from equitape.report.numbers import number
 from equitape.report.style import HATCHES, heading, series_styles
@@ -85,6 +87,24 @@ def test_one_context_is_marked_once_and_none_beyond_the_curve():
     (plot,) = evaluation_plots(beyond)
     assert "context of" not in plot.svg
     assert "contexts end" not in plot.alt
+
+
+def test_intervals_stand_next_to_figures_and_as_bars_in_curves(tmp_path):
+    curve = {"title": "c", "x_label": "tokens", "y_label": "perplexity", "x": [8, 16], "y": [5.0, 4.0]}
+    known = make(curves=[{**curve, "low": [4.5, 3.5], "high": [5.5, 4.5]}], intervals={"score": [0.25, 1.75]})
+    write_evaluation(known, {}, tmp_path)
+    assert "(0.2500 to 1.750)" in (tmp_path / "report.md").read_text()
+    for name in ("report.md", "report.html"):
+        shown = (tmp_path / name).read_text()
+        assert "Intervals are 95 % confidence intervals over documents." in shown
+        assert "Bars are 95 % confidence intervals over documents." in shown
+    (drawn,), (bare,) = evaluation_plots({"one": known}), evaluation_plots({"one": make(curves=[curve])})
+    assert "LineCollection" in drawn.svg
+    assert "LineCollection" not in bare.svg
+    console = Console(file=StringIO(), width=120)
+    print_report(known.to_dict() | {"environment": {"device": "cpu"}, "cost": {"seconds": 1.0}}, tmp_path, console)
+    assert "1.000 (0.2500 to 1.750)" in console.file.getvalue()
+    assert "over documents" in console.file.getvalue()
 
 
 def test_metrics_of_the_harness_by_scale():

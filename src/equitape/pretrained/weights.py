@@ -20,6 +20,7 @@ from ..model import EquitapeConfig, EquitapeForCausalLM
 from ..model.checks import check_loading
 from ..registry import describe_choices
 from ..runs.errors import first_line, is_out_of_memory, named_line
+from ..runs.files import read_json
 from .families import FAMILIES, split_fused, translate_config
 
 TRAINABLE_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -91,10 +92,17 @@ def reading(name: str | Path) -> Iterator[None]:
         clear = isinstance(error, (ValueError, OSError, SafetensorError))
         # a few classes give the field in the first line and the reason in the next
         whole = " ".join(str(error).split()) if isinstance(error, StrictDataclassError) else ""
-        reason = whole or (first_line(error) if clear else named_line(error))
+        reason = whole or (first_line(error) if clear else _wrong_config(name) or named_line(error))
         raise ValueError(f"Cannot read the model {str(name)!r} ({reason}).") from error
     finally:
         set_verbosity(verbosity)
+
+
+def _wrong_config(name: str | Path) -> str:
+    """What is wrong with a config.json that holds no settings at all; empty if it holds some."""
+    path = Path(name).expanduser() / "config.json"
+    wrong = path.is_file() and not isinstance(read_json(path), dict)
+    return "its config.json is not a JSON object with settings; save the model again" if wrong else ""
 
 
 def _name_to_load(base: str | Path) -> str:

@@ -123,13 +123,23 @@ def plot_curve(summary: Summary, title: str) -> Plot:
     trained = summary.trained_up_to(first.x_label)
     marks = [] if trained is None else [Mark(x=trained, text="trained up to here")]
     means = f", mean over seeds: {'; '.join(described)}."
-    return curve_plot(first, lines, marks, means, binned=binned, share=share)
+    return curve_plot(first, lines, marks, means, binned=binned, spread=band_caption(lines), share=share)
 
 
 def curve_plot(
-    curve: Curve, lines: Sequence[Line], marks: Sequence[Mark], summary: str, *, binned: bool, share: bool = False
+    curve: Curve,
+    lines: Sequence[Line],
+    marks: Sequence[Mark],
+    summary: str,
+    *,
+    binned: bool,
+    spread: str,
+    share: bool = False,
 ) -> Plot:
-    """The plot of one curve of several models. summary: ends its text alternative. share: the lines are in per cent."""
+    """The plot of one curve of several models.
+
+    summary: ends its text alternative. spread: what bands or bars mean. share: the lines are in per cent.
+    """
     panel = LinePanel(
         x_label=curve.x_label,
         y_label=f"{curve.y_label}, %" if share else curve.y_label,
@@ -139,7 +149,7 @@ def curve_plot(
         y_log=False if share else None,
     )
     alt = f"Line plot of {curve.y_label} against {curve.x_label}{summary}"
-    caption = " ".join(part for part in (band_caption(lines), BINS if binned else "") if part)
+    caption = " ".join(part for part in (spread, BINS if binned else "") if part)
     return line_plot(file_name("curve", curve.title), curve.title, [panel], alt=alt, caption=caption)
 
 
@@ -162,7 +172,7 @@ def in_log_bins(curve: Curve) -> Curve:
         known = [curve.y[index] for index in part if curve.y[index] is not None]
         places.append(math.fsum(curve.x[index] for index in part) / len(part))
         values.append(math.fsum(known) / len(known) if known else math.nan)
-    return replace(curve, x=places, y=values)
+    return replace(curve, x=places, y=values, low=None, high=None)
 
 
 def plot_heat_maps(summary: Summary, title: str) -> Plot:

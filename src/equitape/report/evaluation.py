@@ -14,6 +14,7 @@ from .numbers import duration, metric_title, number, readable, with_unit
 from .pages import MARKDOWN, PAGE, write_pages
 from .tables import Cell, Table
 
+INTERVALS = "Intervals are 95 % confidence intervals over documents."
 MOST_COLUMNS_OF_CHANGES = 2
 """More would be wider than a page."""
 
@@ -85,12 +86,24 @@ def figures_table(reports: Reports) -> Table:
     rows = [
         [
             Cell(text=title_of(first, name), kind="clear" if name == first.headline else ""),
-            *(Cell(text=with_unit(report.metrics.get(name), first.metric(name).unit)) for report in reports.values()),
+            *(
+                Cell(
+                    text=with_unit(report.metrics.get(name), first.metric(name).unit),
+                    detail=interval_text(report.intervals.get(name)),
+                )
+                for report in reports.values()
+            ),
         ]
         for name in names
         if name in first.metrics
     ]
-    return Table(title="Figures", columns=["metric", *reports], rows=rows)
+    notes = [INTERVALS] * any(report.intervals for report in reports.values())
+    return Table(title="Figures", columns=["metric", *reports], rows=rows, notes=notes)
+
+
+def interval_text(interval: list[float] | None) -> str:
+    """An interval in words, empty for none."""
+    return "" if interval is None else f"{number(interval[0])} to {number(interval[1])}"
 
 
 def short_table(reports: Reports) -> Table:
@@ -143,10 +156,14 @@ def print_report(report: dict[str, Any], folder: Path, console: Console) -> None
     table = terminal.Table(
         "", terminal.Column(justify="right"), title=escape(f"{report['task']}: {report['model']['name']}")
     )
+    intervals = report.get("intervals") or {}
     for prefix, figures in (("", report["metrics"]), ("short: ", report["short"])):
         for name, value in figures.items():
-            table.add_row(escape(prefix + readable(name)), number(value))
+            found = interval_text(intervals.get(name))
+            table.add_row(escape(prefix + readable(name)), number(value) + (f" ({found})" if found else ""))
     console.print(table)
+    if intervals:
+        console.print(INTERVALS, highlight=False)
     for sentence in (*report["protocol"], *report["notes"]):
         console.print(escape(sentence), highlight=False)
     seconds = report["cost"]["seconds"]

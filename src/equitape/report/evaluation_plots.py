@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -15,6 +16,7 @@ from .style import Plot, SeriesStyle, file_name, series_styles
 
 Reports = dict[str, EvaluationReport]
 """Reports by model name."""
+INTERVALS = "Bars are 95 % confidence intervals over documents."
 MOST_ROWS = 60
 """Maximum rows of a bar chart."""
 MOST_NAMES = 2
@@ -85,14 +87,18 @@ def plot_curves(reports: Reports, title: str) -> Plot:
     lines, described = [], []
     for name, curve in curves.items():
         shown = in_log_bins(curve) if binned else curve
-        points = [(x, y) for x, y in zip(shown.x, shown.y, strict=True) if y is not None and math.isfinite(y)]
+        spread = shown.low is not None and shown.high is not None
+        columns = [shown.x, shown.y, shown.low or shown.y, shown.high or shown.y]
+        points = [row for row in zip(*columns, strict=True) if row[1] is not None and math.isfinite(row[1])]
         if not points:
             continue
-        xs, ys = zip(*points, strict=True)
-        lines.append(Line(label=name, style=styles[name], x=xs, y=ys))
+        xs, ys, low, high = zip(*points, strict=True)
+        line = Line(label=name, style=styles[name], x=xs, y=ys)
+        lines.append(replace(line, low=low, high=high, bars=True) if spread else line)
         described.append(f"{name} from {number(float(ys[0]))} to {number(float(ys[-1]))}")
     marks, ends = context_marks({name: reports[name].model["context"] for name in curves}, lines)
-    return curve_plot(first, lines, marks, f": {'; '.join(described)}.{ends}", binned=binned)
+    meaning = INTERVALS if any(line.bars for line in lines) else ""
+    return curve_plot(first, lines, marks, f": {'; '.join(described)}.{ends}", binned=binned, spread=meaning)
 
 
 def context_marks(contexts: dict[str, int | None], lines: list[Line]) -> tuple[list[Mark], str]:

@@ -125,6 +125,9 @@ class Curve(Stored):
     x: list[float]
     y_label: str
     y: list[float]
+    low: list[float] | None = None
+    high: list[float] | None = None
+    """95 % confidence interval at every place, if known."""
 
 
 @dataclass(frozen=True, kw_only=True)

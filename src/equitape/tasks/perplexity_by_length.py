@@ -201,11 +201,11 @@ class Perplexity(EvaluationTask):
             # the headline: the model's full context
             metrics[f"perplexity{suffix}"] = values[longest]
             metrics |= {f"perplexity{suffix}_{length}": value for length, value in values.items()}
-            for length in lengths:
-                if found := interval(mine[length]):
-                    intervals[f"perplexity{suffix}_{length}"] = found
-                    if length == longest:
-                        intervals[f"perplexity{suffix}"] = found
+            known = {length: found for length in lengths if (found := interval(mine[length]))}
+            intervals |= {f"perplexity{suffix}_{length}": found for length, found in known.items()}
+            if longest in known:
+                intervals[f"perplexity{suffix}"] = known[longest]
+            every = list(known) == lengths
             metrics |= {f"bits_per_byte{suffix}_{length}": sums["bits"] for length, sums in totals.items()}
             short[f"perplexity{suffix}_{self.options.short}"] = values.get(self.options.short, math.nan)
             curves.append(
@@ -215,6 +215,8 @@ class Perplexity(EvaluationTask):
                     x=[float(length) for length in lengths],
                     y_label=f"perplexity of {describe_count(totals)}",
                     y=list(values.values()),
+                    low=[low for low, _ in known.values()] if every else None,
+                    high=[high for _, high in known.values()] if every else None,
                 )
             )
             places, losses = join_curves(mine[lengths[-1]])
