@@ -112,6 +112,9 @@ def test_damage_is_reported(here):
     assert "Skipped damaged checkpoints in out: checkpoint-4." in printed
     assert "Continuing from step 3." in printed
     assert "log.jsonl is damaged: 1 of the first 3 steps are missing, from step 2 on." in printed
+    printed = invoke("train", "small.yaml", "train.save_steps=1", "--out", "out", "--resume")
+    assert "The run in out is already finished." in printed
+    assert "Wrote weights" not in printed
 
 
 def test_old_names_of_settings_are_read_with_a_note(here, caplog):

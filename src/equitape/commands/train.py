@@ -68,7 +68,16 @@ def train(
     from ..runs.progress import Progress
     from ..training.fit import check_processes
     from ..training.recipe import load_recipe
-    from ..training.run import RECIPE, check_directory, describe_kept, execute, folder_name, out_of_memory, single_run
+    from ..training.run import (
+        RECIPE,
+        check_directory,
+        describe_kept,
+        execute,
+        finished,
+        folder_name,
+        out_of_memory,
+        single_run,
+    )
     from ..training.show import show_run
 
     loaded = load_recipe(recipe, overrides or [], small=small)
@@ -86,6 +95,7 @@ def train(
         return
     if resume and not (out / RECIPE).exists() and not progress.console.quiet:
         typer.echo(f"No run to resume in {out}; starting from step 0.", err=True)
+    already = resume and finished(out) is not None
     with keeping(lambda: describe_kept(out), resume=True, memory=out_of_memory()):
         result = execute(plan, choice.label, number, out, resume=resume, progress=progress)
     if result is None:
@@ -94,4 +104,4 @@ def train(
     if not result.done:
         typer.echo(f"Wrote losses to {out}.")
         raise typer.Exit(1)
-    typer.echo(f"Wrote weights, losses and figures to {out}.")
+    typer.echo(f"The run in {out} is already finished." if already else f"Wrote weights, losses and figures to {out}.")
