@@ -1,5 +1,7 @@
 """Plans of a real model's size, without the model: what a CPU gets, and what a GPU gets."""
 
+from dataclasses import replace
+
 import pytest
 
 from equitape.extend.columns import comparator_settings
@@ -99,6 +101,22 @@ def test_the_plan_names_what_is_measured(smollm2):
     assert {"perplexity at", "passkey at", "needles at"} <= {choice.name for choice in everything.choices}
     quick, long = (each.choices[-1].value for each in (plan, everything))
     assert quick != long
+
+
+def test_the_plan_says_why_it_measures_less(smollm2):
+    """Too little time and too little text are different reasons."""
+
+    def reasons(text=MUCH, **given):
+        chosen = make_plan(smollm2, ExtendSettings(**given), text, CPU).choices
+        return {choice.name: choice.reason for choice in chosen}
+
+    short = reasons(to=16384, minutes=5, eval_lengths=(8192, 16384, 32768))
+    assert "It is small, to suit the minutes" in short["time of the proof"]
+    assert "too short" not in short["perplexity at"]
+    asked = {"eval_lengths": (16384, 32768), "needle_lengths": (2048,), "text_lengths": (16384, 32768), "samples": 1}
+    ample = reasons(replace(MUCH, longest=20000, joined=20000), to=16384, minutes=600, **asked)
+    assert "It is small" not in ample["time of the proof"]
+    assert "too short for 32,768" in ample["perplexity at"]
 
 
 def test_jumps_change_only_where_named(smollm2):

@@ -48,17 +48,13 @@ def choose_proof(
     costs: ModelCosts,
     device: Device,
     available: int,
-    seconds: float | None,
 ) -> Proof:
-    """Everything that the settings ask for; of the rest, as much as the seconds allow by the estimate.
-
-    available: tokens to which the held-out text reaches.
-    """
+    """What the settings ask for, and the rest by default. available: tokens to which the held-out text reaches."""
     context, to = config.context, settings.to
     cheap = costs.forward(1, 2 * to).total / device.rate <= ROW_SECONDS
     lengths = ordered(settings.eval_lengths) or doubled(context, to) + ((2 * to,) if cheap else ())
     text_lengths = reachable(ordered(settings.text_lengths) or lengths, context, to, available)
-    proof = Proof(
+    return Proof(
         short=tuple(length for length in SHORT if length <= context) or tuple({max(context // 2, 1), context}),
         lengths=lengths,
         needle_lengths=ordered(settings.needle_lengths) or lengths,
@@ -66,8 +62,10 @@ def choose_proof(
         samples=settings.samples or (20 if device.kind == "cuda" else 2),
         windows=settings.windows or (4 if device.kind == "cuda" else 1),
     )
-    if seconds is None:
-        return proof
+
+
+def shorten(proof: Proof, settings: ExtendSettings, costs: ModelCosts, device: Device, seconds: float) -> Proof:
+    """A proof that takes so many seconds by the estimate, or the shortest with all that the settings ask for."""
     for smaller in reductions(proof, settings):
         if proof.seconds(costs, device, settings.measure) <= seconds:
             break

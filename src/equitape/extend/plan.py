@@ -11,7 +11,7 @@ from ..report.numbers import duration, quantity
 from ..scale.costs import ModelCosts
 from ..training.settings import Jumps, TrainSettings
 from .estimates import Device, count_trained, fit_memory, training_seconds, usable_bytes
-from .lengths import Proof, choose_proof, listed
+from .lengths import Proof, choose_proof, listed, shorten
 from .methods import choose_method
 from .policy import POLICY, Choice
 from .settings import BUDGETS, WITHOUT_IDS, ExtendSettings
@@ -93,7 +93,8 @@ def make_plan(config: EquitapeConfig, settings: ExtendSettings, text: Text, devi
     join = text.longest <= settings.to and text.joined > text.longest
     minutes = minutes_of(settings, device)
     limit = 60 * CPU_PROOF * minutes if minutes is not None and device.kind == "cpu" else None
-    proof = choose_proof(config, settings, costs, device, text.joined if join else text.longest, limit)
+    whole = choose_proof(config, settings, costs, device, text.joined if join else text.longest)
+    proof = whole if limit is None else shorten(whole, settings, costs, device, limit)
     whole_rows, ends = choose_whole_rows(settings, text, row_length)
     return Plan(
         adapt=adapt,
@@ -103,7 +104,7 @@ def make_plan(config: EquitapeConfig, settings: ExtendSettings, text: Text, devi
         recall=choose_recall(settings),
         join=join,
         depths=max(count for count in (1, 2, 5) if count <= proof.samples and proof.samples % count == 0),
-        choices=(*positions, *ends, *choices, *describe_proof(proof, costs, settings, device, limit)),
+        choices=(*positions, *ends, *choices, *describe_proof(proof, whole, costs, settings, device)),
         trained=trained,
         parameters=parameters,
         **vars(proof),
@@ -291,12 +292,12 @@ def policy_budget(
 
 
 def describe_proof(
-    proof: Proof, costs: ModelCosts, settings: ExtendSettings, device: Device, limit: float | None
+    proof: Proof, whole: Proof, costs: ModelCosts, settings: ExtendSettings, device: Device
 ) -> tuple[Choice, ...]:
-    """What the proof measures and how long it takes by the estimate. limit: seconds that it should take at most."""
+    """What the proof measures and how long it takes by the estimate. whole: what it would be with time for all."""
     seconds = proof.seconds(costs, device, settings.measure)
-    wanted = settings.text_lengths or proof.lengths
-    left_out = [length for length in wanted if length > max(proof.text_lengths)]
+    wanted = settings.text_lengths or whole.lengths
+    left_out = [length for length in wanted if length > max(whole.text_lengths)]
     too_short = f" The held-out text is too short for {listed(left_out)}." if left_out else ""
     prompts = f"{counted(proof.samples, 'prompt')} per length, before and after."
     lines = {
@@ -317,6 +318,6 @@ def describe_proof(
             name="time of the proof",
             value=f"about {duration(seconds)}",
             reason=f"An estimate for two models, assuming {device.rate:.2g} operations per second."
-            + ("" if limit is None else " It is small, to suit the minutes; --samples and --eval-lengths add more."),
+            + ("" if proof == whole else " It is small, to suit the minutes; --samples and --eval-lengths add more."),
         ),
     )
