@@ -4,13 +4,12 @@ import math
 
 import pytest
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from cases import build, draw_tokens, gap, tiny_config
 from equitape import EquitapeForCausalLM
+from equitape.bench.counts import PeakMemory
 from equitape.encodings import Geometry, Positions
 from equitape.encodings.base import ENCODINGS, LayerEncoding
 from equitape.encodings.t5 import bucket
@@ -192,24 +191,6 @@ class LargestTensor(TorchDispatchMode):
         return result
 
 
-class PeakMemory(TorchDispatchMode):
-    """Records the largest number of bytes that results of operators held at once."""
-
-    def __init__(self):
-        super().__init__()
-        self.held, self.peak = {}, 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        self.held = {key: held for key, held in self.held.items() if not held[0].expired()}
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, torch.Tensor):
-                storage = tensor.untyped_storage()
-                self.held[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
-        self.peak = max(self.peak, sum(size for _, size in self.held.values()))
-        return result
-
-
 def copies_of(model):
     return next(part.bias_copies for part in model.modules() if isinstance(part, LayerEncoding))
 
@@ -279,7 +260,7 @@ def test_memory_of_a_bias(case, trains, monkeypatch):
             loss = model(draw_tokens(1, length), use_cache=False, logits_to_keep=1).logits.sum()
             if trains:
                 loss.backward()
-        return memory.peak, copies_of(model) * 8 * length**2 * 4
+        return memory.bytes, copies_of(model) * 8 * length**2 * 4
 
     found, expected = peak(96)
     assert 0.4 * expected < found < 1.4 * expected
