@@ -2,9 +2,10 @@
 
 import pytest
 import torch
-from devices import DEVICES, needs_triton, on_cuda
+from devices import DEVICES, INTERPRETED, needs_triton, on_cuda
 from fields import NAMES, cast, check, make_inputs
 
+from equitape.kernels import reference
 from equitape.kernels.operator import fused_gradients
 
 pytestmark = needs_triton
@@ -28,7 +29,14 @@ def launched(monkeypatch):
 
     launch = triton_backward.launch
     monkeypatch.setattr(triton_backward, "launch", recorded)
+    if INTERPRETED:
+        # most of the time; test_field.py tests it
+        monkeypatch.setattr("equitape.kernels.triton_forward.forward", plain_forward)
     return names
+
+
+def plain_forward(updated, *inputs):
+    updated.copy_(reference.update_field(*inputs))
 
 
 def check_few(launched, inputs, device, dtype, frozen=()):
@@ -40,9 +48,9 @@ def check_few(launched, inputs, device, dtype, frozen=()):
 @pytest.mark.parametrize(
     "sizes",
     [
-        {"groups": 1, "heads": 4, "tokens": 131, "batch": 1},
+        {"groups": 1, "heads": 4, "tokens": 67, "batch": 1},
         {"groups": 2, "heads": 2, "dim": 64, "gates": 3},
-        {"groups": 3, "heads": 9, "dim": 24, "tokens": 17},
+        {"groups": 3, "heads": 9, "dim": 24, "tokens": 17, "batch": 1},
         {"groups": 3, "heads": 5, "dim": 100, "gates": 13, "tokens": 18},
         {"groups": 2, "heads": 16, "tokens": 3},
         {"groups": 2, "heads": 14, "dim": 256, "tokens": 9, "batch": 1},
@@ -93,27 +101,27 @@ def test_all_that_is_tuned(device, width, launched, monkeypatch):
     check_few(launched, make_inputs(groups=3, heads=4, dim=40, tokens=9), device, torch.bfloat16)
 
 
-@pytest.mark.parametrize("poisoned", ["grad_output", *OF_TOKENS])
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_broken_token_stays_alone(device, poisoned, launched):
+def test_a_broken_token_stays_alone(device, launched):
     """What is not a number, or infinite, in one token does not reach the gradients of another."""
-    inputs = {name: cast(x, device, torch.bfloat16).detach() for name, x in make_inputs(tokens=21, dim=64).items()}
-    grad_output = torch.randn(inputs["field"].shape).to(device, torch.bfloat16)
-    whole = fused_gradients(grad_output, *inputs.values(), False, True)
-    tensor = grad_output if poisoned == "grad_output" else inputs[poisoned]
-    axis = 1 if poisoned == "gate" else 2
-    tensor.select(axis, 3)[0] = torch.nan
-    tensor.select(axis, 10)[0] = torch.inf
-    broken = fused_gradients(grad_output, *inputs.values(), False, True)
-    assert launched == ["few_heads_kernel", "sum_kernel"] * 2
-    kept = [token for token in range(21) if token not in (3, 10)]
-    seen = False
-    for name, before, after in zip(OF_TOKENS, whole, broken, strict=False):
-        before, after = (x if name == "gate" else x.transpose(1, 2) for x in (before, after))
-        assert torch.equal(before[:, kept], after[:, kept]), name
-        assert torch.equal(before[1], after[1]), name
-        seen |= bool(after[0, 3].isnan().any())
-    assert seen
+    inputs = {name: cast(x, device, torch.bfloat16).detach() for name, x in make_inputs(tokens=17, dim=64).items()}
+    inputs = {"grad_output": torch.randn(inputs["field"].shape).to(device, torch.bfloat16), **inputs}
+    whole = fused_gradients(*inputs.values(), False, True)
+    kept = [token for token in range(17) if token not in (3, 10)]
+    for poisoned in ("grad_output", *OF_TOKENS):
+        tensor = inputs[poisoned].clone()
+        axis = 1 if poisoned == "gate" else 2
+        tensor.select(axis, 3)[0] = torch.nan
+        tensor.select(axis, 10)[0] = torch.inf
+        broken = fused_gradients(*{**inputs, poisoned: tensor}.values(), False, True)
+        seen = False
+        for name, before, after in zip(OF_TOKENS, whole, broken, strict=False):
+            before, after = (x if name == "gate" else x.transpose(1, 2) for x in (before, after))
+            assert torch.equal(before[:, kept], after[:, kept]), (poisoned, name)
+            assert torch.equal(before[1], after[1]), (poisoned, name)
+            seen |= bool(after[0, 3].isnan().any())
+        assert seen, poisoned
+    assert launched == ["few_heads_kernel", "sum_kernel"] * 5
 
 
 @pytest.mark.parametrize(

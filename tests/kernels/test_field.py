@@ -24,7 +24,7 @@ def few_heads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("device", DEVICES)
 def test_twice_rule(device, dtype, parts, normalize):
-    check(make_inputs(groups=3, heads=6, tokens=9, dim=24, parts=parts), device, dtype, normalize)
+    check(make_inputs(groups=3, heads=6, tokens=5, dim=24, parts=parts), device, dtype, normalize)
 
 
 @pytest.mark.parametrize("parts", [1, 2])
@@ -127,13 +127,14 @@ def test_only_wanted_gradients(device):
 
 
 @both_backwards
-@pytest.mark.parametrize("device", DEVICES)
-def test_runs_are_equal(device):
-    """Sums over tokens have a fixed order: gradients repeat bit by bit."""
-    inputs = make_inputs(tokens=13)
+@pytest.mark.gpu
+@on_cuda
+def test_runs_are_equal():
+    """Sums over tokens have a fixed order: gradients repeat bit by bit. The interpreter knows no other order."""
+    inputs = make_inputs(tokens=515)
     grad_output = torch.randn(inputs["field"].shape)
-    first = run(update_field, inputs, device, torch.bfloat16, grad_output=grad_output)
-    second = run(update_field, inputs, device, torch.bfloat16, grad_output=grad_output)
+    first = run(update_field, inputs, "cuda", torch.bfloat16, grad_output=grad_output)
+    second = run(update_field, inputs, "cuda", torch.bfloat16, grad_output=grad_output)
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
@@ -169,8 +170,7 @@ def test_autocast(device):
         assert (fused[name] - truth).norm() <= 2 * (plain[name] - truth).norm() + 1e-6 * truth.norm(), name
 
 
-@pytest.mark.parametrize("normalize", [False, True])
-@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize(("parts", "normalize"), [(1, False), (2, True)])
 @pytest.mark.parametrize("device", DEVICES)
 def test_opcheck(device, parts, normalize):
     leaves = [cast(x, device, torch.float32) for x in make_inputs(parts=parts, tokens=2).values()]
@@ -197,7 +197,7 @@ def test_compiled(device):
 @pytest.mark.parametrize("device", DEVICES)
 def test_compiled_for_any_length(device):
     compiled = torch.compile(update_field, fullgraph=True, backend="aot_eager", dynamic=True)
-    for tokens in (5, 7, 12):
+    for tokens in (3, 6):
         inputs = make_inputs(tokens=tokens)
         grad_output = torch.randn(inputs["field"].shape)
         eager = run(update_field, inputs, device, torch.float32, grad_output=grad_output)

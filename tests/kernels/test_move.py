@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from devices import DEVICES, needs_triton
+from devices import DEVICES, INTERPRETED, needs_triton
 
 from equitape.kernels import move_field, reference
 from equitape.kernels.operator import fused_move, fused_move_backward
@@ -11,10 +11,11 @@ pytestmark = needs_triton
 SHAPES = {
     # batch, heads, groups, tokens, head dimension
     "one": (1, 1, 1, 1, 16),
-    "grouped": (2, 6, 2, 37, 16),
+    "grouped": (2, 6, 2, 19, 16),
     "odd frequencies": (1, 3, 3, 5, 22),
     "wide": (1, 2, 1, 3, 256),
-    "many tokens": (2, 2, 2, 150, 32),
+    # three programs, of 8, 8 and 3 tokens, where they are slow
+    "many tokens": (1, 2, 2, 19, 32) if INTERPRETED else (2, 2, 2, 150, 32),
 }
 
 

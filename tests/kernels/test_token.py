@@ -5,6 +5,7 @@ import torch
 from devices import DEVICES, needs_triton
 from fields import SLACK, cast, make_inputs
 
+from cases import randomise
 from equitape import EquitapeConfig, EquitapeForCausalLM
 from equitape.encodings import tape
 from equitape.kernels import fuses_token, reference, update_token
@@ -109,10 +110,10 @@ def test_a_decoding_model_takes_it(device, compiled, monkeypatch):
     """Logits of cached tokens are those of one call over all of them, which takes the other kernel."""
     config = EquitapeConfig(
         vocab_size=50, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=2,
-        encoding={"kind": "tape", "init_scale": 1.0},
+        encoding="tape",
     )  # fmt: skip
-    torch.manual_seed(0)
     model = EquitapeForCausalLM(config).eval().to(device)
+    randomise(model)
     tokens = torch.randint(50, (2, 6), device=device)
     taken = []
 
