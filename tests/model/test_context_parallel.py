@@ -17,7 +17,7 @@ LENGTH = 48
 SLACK, FEW = 1e-6, 1e-4
 """Relative errors of gradients that are always allowed, and for tensors of at most 16 numbers in all layers."""
 CASES = {2: ["rope", "tape", "tape-clock"], 4: ["tape2"]}
-STEPS = {2: 20, 4: 5}
+STEPS = {2: 8, 4: 3}
 """By number of processes."""
 if os.environ.get("EQUITAPE_LONG_TESTS"):
     every = ["nope", "learned", "sinusoidal", "xpos", "alibi", "fox", "rope", "rope-learned", "rope-clock", "tape"]

@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from cases import gap
+from cases import randomise
 from equitape import EquitapeConfig, EquitapeForCausalLM
 from equitape.encodings import build_encoding
 from equitape.encodings.positions import Positions
@@ -67,6 +67,7 @@ model.save_pretrained(sys.argv[1] + "/again")
 def test_a_saved_model_says_what_it_needs(tmp_path):
     """In a process that has not imported equitape: without trust, without the package, and with both."""
     model = make("tape")
+    randomise(model)
     model.save_pretrained(tmp_path)
     written = json.loads((tmp_path / "config.json").read_text())
     assert written["auto_map"]["AutoModelForCausalLM"] == "equitape_model.EquitapeForCausalLM"
@@ -81,8 +82,8 @@ def test_a_saved_model_says_what_it_needs(tmp_path):
     assert "contains custom code" in untrusted
     assert "needs the Python package equitape; run: pip install equitape" in absent
     with torch.no_grad():
-        expected = model(torch.arange(12)[None]).logits.sum()
-    assert gap(torch.tensor(float(total)), expected) < 1e-4
+        expected = model(torch.arange(12)[None]).logits.sum().item()
+    assert float(total) == pytest.approx(expected, rel=1e-5)
     assert sorted(path.name for path in (tmp_path / "again").iterdir() if path.suffix == ".py") == ["equitape_model.py"]
 
 
