@@ -32,11 +32,13 @@ def test_a_kernel_that_is_missing_is_not_used():
 @pytest.mark.parametrize("kernel", [True, False])
 def test_chunks_through_the_cache_are_one_pass(kind, kernel, monkeypatch):
     """The path of a GPU with an exact kernel, and with masks."""
-    model, tokens = build(kind), draw_tokens(2, 40)
+    model, tokens, calls = build(kind), draw_tokens(2, 40), []
     monkeypatch.setattr(masks, "can_continue", lambda *given: kernel)
-    monkeypatch.setattr(continued, "fused_part", exact_part)
+    monkeypatch.setattr(continued, "fused_part", lambda *given: calls.append(given) or exact_part(*given))
     with torch.no_grad():
         wanted = model(tokens).logits
         cache = DynamicCache(config=model.config)
         parts = [model(tokens[:, a:b], past_key_values=cache).logits for a, b in ((0, 11), (11, 30), (30, 40))]
-    assert gap(torch.cat(parts, 1), wanted) < 1e-5
+    assert gap(torch.cat(parts, 1), wanted) < 1e-10
+    # two halves of each of two chunks in three layers
+    assert len(calls) == (12 if kernel else 0)
