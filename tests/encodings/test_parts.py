@@ -206,15 +206,13 @@ def test_decay_in_half_precision(decay):
     tokens = draw_tokens(1, 1400)
     with torch.no_grad():
         fused = model(tokens, use_cache=False).logits
-        attention = model.model.layers[0].self_attn
-        attention.compile(fullgraph=True, options={"cpp.simdlen": 1})
-        compiled = model(tokens, use_cache=False).logits
-        attention._compiled_call_impl = None
+        # compiled for learned slopes alone: fixed ones are powers of two, and ids are split in the same way
+        others = [torch.compile(model)(tokens, use_cache=False).logits] if decay == "learned" else []
         model.set_attn_implementation("eager")
-        unfused = model(tokens, use_cache=False).logits
+        others.append(model(tokens, use_cache=False).logits)
         expected = model.float()(tokens, use_cache=False).logits
-    assert gap(compiled, expected) < 2 * gap(fused, expected)
-    assert gap(unfused, expected) < 2 * gap(fused, expected)
+    for found in others:
+        assert gap(found, expected) < 2 * gap(fused, expected)
 
 
 def test_gradient_goes_through_one_part():
