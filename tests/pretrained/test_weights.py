@@ -297,6 +297,7 @@ def test_a_file_that_was_cut_off(tmp_path):
         ("nowhere/at/all", "There is no model at 'nowhere/at/all'"),
         ("./nothing", "There is no model at"),
         ("empty", "has no config.json; give the folder of a full model"),
+        ("adapted", r"'adapted' holds an adapter, and a base is a full model; write one with equitape.load_adapter\("),
         ("packed", r"has no config.json; give the GGUF file, .*x.gguf"),
         ("notes.txt", "is not a GGUF file"),
         ("configured", "Cannot read the model"),
@@ -304,8 +305,9 @@ def test_a_file_that_was_cut_off(tmp_path):
 )
 def test_paths_without_a_model(given, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for name in ("empty", "packed", "configured"):
+    for name in ("empty", "adapted", "packed", "configured"):
         (tmp_path / name).mkdir()
+    (tmp_path / "adapted" / "adapter.json").touch()
     (tmp_path / "packed" / "x.gguf").touch()
     (tmp_path / "notes.txt").write_text("notes")
     make_source().config.save_pretrained("configured")

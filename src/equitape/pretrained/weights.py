@@ -21,6 +21,7 @@ from ..model.checks import check_loading
 from ..registry import describe_choices
 from ..runs.errors import first_line, is_out_of_memory, named_line
 from ..runs.files import read_json
+from .adapter import DESCRIPTION
 from .families import FAMILIES, split_fused, translate_config
 
 TRAINABLE_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -110,6 +111,11 @@ def _name_to_load(base: str | Path) -> str:
     path = Path(base).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
+            if (path / DESCRIPTION).is_file():
+                raise ValueError(
+                    f"The folder {str(base)!r} holds an adapter, and a base is a full model; write one with "
+                    f"equitape.load_adapter(ITS_BASE, {str(base)!r}).save_pretrained(FOLDER)."
+                )
             within = sorted(file.name for file in path.glob("*.gguf"))
             hint = f"give the GGUF file, {str(path / within[0])!r}" if within else "give the folder of a full model"
             raise ValueError(f"The folder {str(base)!r} has no config.json; {hint}.")
