@@ -31,7 +31,9 @@ QUICK_CASES = {"rope", "alibi", "tape", "tape2"}
 
 def pytest_addoption(parser):
     parser.addoption(
-        "--quick", action="store_true", help="of the tests over all encodings, run those of four, not flex"
+        "--quick",
+        action="store_true",
+        help="of the tests over all encodings, run those of four, not flex; compile no C++ code",
     )
 
 
@@ -44,6 +46,8 @@ def pytest_collection_modifyitems(config, items):
     skipped = {*CASES, "flex_attention"} - QUICK_CASES
 
     def is_left_out(item):
+        if item.get_closest_marker("inductor"):
+            return True
         given = getattr(item, "callspec", None)
         return given is not None and any(isinstance(x, str) and x in skipped for x in given.params.values())
 
@@ -51,10 +55,25 @@ def pytest_collection_modifyitems(config, items):
     items[:] = [item for item in items if not is_left_out(item)]
 
 
-def pytest_collection_finish():
-    # Trainer and the benchmark collect garbage often: objects of imported modules need not be visited each time
+frozen_modules = 0
+
+
+def freeze_modules():
+    """Trainer and the benchmark collect garbage often: objects of imported modules need not be visited each time."""
+    global frozen_modules
     gc.collect()
     gc.freeze()
+    frozen_modules = len(sys.modules)
+
+
+def pytest_runtest_logfinish():
+    # the compiler, plots and others are imported by the first test that needs them
+    if len(sys.modules) > frozen_modules + 20:
+        freeze_modules()
+
+
+def pytest_collection_finish():
+    freeze_modules()
     # torch.compile logs every assignment with its stack, which takes a quarter of its time; older versions do not
     compiler = sys.modules.get("torch._dynamo.config")
     if hasattr(compiler, "side_effect_replay_policy"):

@@ -298,10 +298,23 @@ def test_arguments_that_make_no_sense(words, message, home, tmp_path, monkeypatc
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("text", ["null", "[]", "{", DEEP, "a: &a [*a]", "3", "\x00", "task: {name: [addition]}"])
-def test_unreadable_recipe(text, tmp_path):
-    (tmp_path / "recipe.yaml").write_text(text)
-    refused("compare", tmp_path / "recipe.yaml", "--out", tmp_path / "out")
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("null", "Recipe 'small' must be a dictionary of settings"),
+        ("[]", "Recipe 'small' must be a dictionary of settings"),
+        ("3", "Recipe 'small' must be a dictionary of settings"),
+        ("{", "Recipe 'small', line 1 is not valid YAML"),
+        # YAML is read slowly
+        (DEEP[:5000], "Recipe 'small' is nested too deeply to parse as YAML"),
+        ("a: &a [*a]", "Recipe 'small' has no option 'a'"),
+        ("\x00", "Recipe 'small' is not valid YAML"),
+        ("task: {name: [addition]}", "The recipe has no task; set task.name"),
+    ],
+)
+def test_unreadable_recipe(text, message, tmp_path):
+    (tmp_path / "small.yaml").write_text(text)
+    assert message in refused("compare", tmp_path / "small.yaml", "--out", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -319,7 +332,7 @@ def evaluation(home, tmp_path_factory):
 
 @pytest.mark.parametrize("name", ["settings.json", "results.jsonl", "report.json", "cost.json"])
 @pytest.mark.parametrize("text", ["null\n", "{\n", "[]\n", '{"a": 1}\n'])
-def test_damaged_file_of_an_evaluation(name, text, evaluation, tmp_path):
+def test_damaged_file_of_an_evaluation(name, text, evaluation, tmp_path, no_drawing):
     out, words = evaluation
     out = Path(shutil.copytree(out, tmp_path / "out"))
     (out / name).write_text(text)
@@ -327,6 +340,9 @@ def test_damaged_file_of_an_evaluation(name, text, evaluation, tmp_path):
     if name in ("settings.json", "results.jsonl"):
         assert result.exit_code == 2
         assert str(out) in result.output
+    else:
+        assert result.exit_code == 0, result.output
+        assert json.loads((out / "report.json").read_text())["metrics"]
 
 
 @pytest.mark.parametrize("content", [b"", b"junk", pickle.dumps(3)])

@@ -66,6 +66,7 @@ def test_compiled_fullgraph_equals_eager(case):
     assert all(gap(a, b) < 1e-10 for a, b in zip(plain, found, strict=True))
 
 
+@pytest.mark.inductor
 def test_a_block_compiled_by_inductor_equals_eager():
     """The first of two blocks, which has every part; a C++ compiler takes seconds for each kernel of a whole model."""
     torch._dynamo.reset()

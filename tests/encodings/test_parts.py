@@ -199,7 +199,7 @@ def test_compiled_parts_add_up_to_float32(dtype):
     torch.testing.assert_close(join_parts(parts).long(), numbers, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("decay", ["slopes", "learned"])
+@pytest.mark.parametrize("decay", ["slopes", pytest.param("learned", marks=pytest.mark.inductor)])
 def test_decay_in_half_precision(decay):
     """Ids above 256 have more bits than bfloat16, slopes too, and scores with a decay grow along the sequence."""
     model = build("rope", {"decay": decay}, dtype=torch.bfloat16, num_hidden_layers=1)

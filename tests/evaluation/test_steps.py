@@ -32,7 +32,10 @@ def rows_of(*lengths):
 @pytest.mark.parametrize("name", MODELS)
 def test_steps_write_what_generate_writes(name):
     who = evaluated(MODELS[name]())
-    for lengths in LENGTHS.values():
+    for kind, lengths in LENGTHS.items():
+        # to an encoding, a prompt by itself is one of several of one length
+        if kind == "one prompt" and name not in ("llama", "tape2"):
+            continue
         given = prompts(*lengths)
         expected = write(who, "generate", given, 19)
         assert write(who, "steps", given, 19) == expected
