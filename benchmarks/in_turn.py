@@ -110,9 +110,10 @@ def work(encoding: str, options: list[str], csv: Path, connection: Any) -> None:
     time_run = run.time_run
 
     def ask(prepared: Any, case: Any, *settings: Any) -> Any:
-        # compiles what a comparison at a smaller size did not
-        prepared.before(0)
-        prepared.call(0)
+        if "--no-compile" not in options:
+            # compiles what a comparison at a smaller size did not
+            prepared.before(0)
+            prepared.call(0)
         if torch.cuda.is_available():
             torch.cuda.synchronize()
             torch.cuda.empty_cache()
@@ -182,6 +183,11 @@ def collect(jobs: list[Job], out: Path) -> None:
     from equitape.bench.rows import append_csv, read_csv
 
     rows = [(job, row) for job in jobs if job.csv.is_file() for row in read_csv(job.csv)]
+    order: dict[Any, int] = {}
+    for job, row in rows:
+        order.setdefault((job.case, row.group), len(order))
+    # what is compared lies together
+    rows.sort(key=lambda pair: (pair[0].case, order[pair[0].case, pair[1].group]))
     place, new = out / "rows.csv", out / "rows.new"
     new.unlink(missing_ok=True)
     references = {(job.case, row.group): row.ms_median for job, row in rows if row.encoding == "rope" and row.ms_median}

@@ -56,3 +56,19 @@ def test_a_case_does_not_wait_forever(in_turn, tmp_path):
     rope.since = time.monotonic()
     tape.ready, tape.since = "prefill 1 x 128", time.monotonic()
     assert in_turn.next_group([rope, tape], patience=60) == [rope]
+
+
+def test_rows_to_compare_lie_together_with_their_ratio(in_turn, tmp_path):
+    from equitape.bench.rows import Row, append_csv, read_csv
+
+    about = dict.fromkeys(("date", "commit", "gpu", "torch", "transformers", "triton", "dtype", "shape"), "")
+    jobs = make_jobs(in_turn, tmp_path, "1 --shape tiny\n")
+    for job, times in zip(jobs, ({32: 2.0, 64: 4.0}, {32: 3.0, 64: None}), strict=True):
+        for length, ms in times.items():
+            row = Row(
+                **about, compile=False, workload="train", encoding=job.encoding, batch=1, length=length, ms_median=ms
+            )
+            append_csv(job.csv, row)
+    in_turn.collect(jobs, tmp_path)
+    found = [(row.encoding, row.length, row.ratio) for row in read_csv(tmp_path / "rows.csv")]
+    assert found == [("rope", 32, 1.0), ("tape", 32, 1.5), ("rope", 64, 1.0), ("tape", 64, None)]
