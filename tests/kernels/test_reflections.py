@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from cases import gap
 from equitape.kernels import reflections
@@ -54,6 +55,19 @@ def test_autocast_does_not_reach_the_products():
         gradients = torch.autograd.grad(found.sum(), (query, key, direction))
     assert torch.equal(found, plain)
     assert all(torch.equal(a, b) for a, b in zip(gradients, expected, strict=True))
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_torch_counts_the_products_inside(device):
+    """Of one head of 3 channels and 4 tokens, in one block."""
+    query, key, direction = (torch.ones(1, 1, 4, 3, device=device, requires_grad=True) for _ in range(3))
+    with FlopCounterMode(display=False) as counter:
+        reflections.reflected_products(query, key, direction, torch.arange(4, device=device)[None], 1.0)
+    of_blocks = 2 * (2 * 4 * 4 * 3) + 2 * 4 * 4 * (4 + 3)
+    # two products for each of two inverses of 2 x 2, then for that of 4 x 4
+    of_inverses = 2 * 2 * (2 * 1) + 2 * (2 * 2**3)
+    of_queries = 3 * (2 * 4 * 4 * 3) + 2 * 4 * 4 * 4
+    assert counter.get_total_flops() == of_blocks + of_inverses + of_queries
 
 
 @pytest.mark.parametrize("size", [1, 2, 64])

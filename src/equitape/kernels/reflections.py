@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode, register_flop_formula
 
 BLOCK = 64
 
@@ -199,6 +200,22 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     return *reflected_products_backward(gradient, *ctx.saved_tensors, ctx.scale), None, None
+
+
+def _count_operations(function: Callable[..., Any]) -> Callable[..., int]:
+    """For torch's counter, which cannot see inside an operator: the matrix products that a function makes."""
+
+    def count(*inputs: Any, out_val: Any = None) -> int:
+        shapes = [torch.empty_like(x, device="meta") if isinstance(x, Tensor) else x for x in inputs]
+        with FlopCounterMode(display=False) as counter:
+            function(*shapes)
+        return counter.get_total_flops()
+
+    return count
+
+
+register_flop_formula(torch.ops.equitape.reflected_products, get_raw=True)(_count_operations(_forward))
+register_flop_formula(torch.ops.equitape.reflected_products_backward, get_raw=True)(_count_operations(_backward))
 
 
 def _without_autocast(function: Callable[..., Any]) -> Callable[..., Any]:
