@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -267,6 +268,14 @@ def test_refusals_before_training(room, tmp_path):
     attempt("There is no file or folder", evaluation={"data": {"x": str(tmp_path / "none")}})
     attempt("each a whole number of 1 or more", evaluation={"lengths": [0]})
     attempt("stride is 9, more than the shortest length, 8", evaluation={"lengths": [8], "stride": 9})
+
+
+def test_a_batch_that_cannot_be_split_is_refused_before_the_model_is_loaded(room, tmp_path, monkeypatch):
+    monkeypatch.setattr(training, "build", None)
+    monkeypatch.setattr(training, "PartialState", lambda **_: SimpleNamespace(num_processes=2, is_main_process=True))
+    with pytest.raises(ValueError, match="batch_size 1 cannot be split over 2 processes"):
+        run(room, tmp_path / "out", batch_size=1)
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(

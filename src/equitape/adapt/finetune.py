@@ -42,7 +42,7 @@ from ..runs.identity import Difference, check_folder, find_differences
 from ..runs.lock import locked
 from ..runs.progress import Progress
 from ..training import checkpoints
-from ..training.fit import MODEL, FitResult, fit, shards_weights, uses_bf16
+from ..training.fit import MODEL, FitResult, check_processes, fit, shards_weights, uses_bf16
 from ..training.settings import UNIMPORTANT, current_names
 from .evaluation import TRAINED_ON, beside, check_lengths, is_current, score
 from .settings import FinetuneSettings
@@ -65,6 +65,7 @@ def finetune(
     `accelerate launch`, every process calls this with the same arguments.
     """
     processes = PartialState(cpu=not torch.accelerator.is_available())
+    check_processes(settings.train, processes.num_processes)
     if not resume and processes.is_main_process:
         check_folder(out, "run", RUN, list, resume=False)
     tokenizer = check_sources(base, settings)
