@@ -179,7 +179,9 @@ class Decay(nn.Module):
             # the gradient goes through the first part
             high, medium, low = first + (factors - exact), second, exact - first - second
             of_query = torch.stack((high, high, high, medium, medium, low), dim=-1)[:, None]
-        if torch.is_grad_enabled() and rates.requires_grad:
+        # also in the first pass of reentrant checkpointing, which has gradients switched off
+        trained = self.kind == "learned" and self.bias.requires_grad
+        if trained and (self.training or torch.is_grad_enabled()):
             of_query = _relative(of_query, rates[:, None] * _places(positions)[:, None].to(rates), scale)
         made = positions.distances
         if made is None or made.dtype != dtype or made.shape[-1] != count:
