@@ -145,6 +145,7 @@ def _part(case: Case, variant: Variant, projections: bool) -> PreparedRun:
         make = StandalonePart if standalone else AttentionPart
         part = make(case.shape, subject.encoding, variant.attention, case.length, projections)
     _cast(part, case, variant)
+    part.train(backward)
     torch.manual_seed(case.seed + 1)
     hiddens = [_draw(case, variant, case.batch, case.length, part.input_size) for _ in range(case.input_sets)]
     start = part.initial_state(hiddens[0])
