@@ -1,4 +1,7 @@
-"""The operator behind PaTH: gradients, inverses, and what torch.compile is told. Values: tests/encodings/test_path.py."""
+"""The operator behind PaTH: its gradients, its inverses and its description for torch.compile.
+
+Its values are tested in tests/encodings/test_path.py.
+"""
 
 import pytest
 import torch
