@@ -48,7 +48,7 @@ def draw_retrieval(panel: Any) -> None:
     """Values found at 1, 2, 4 and 8 times the trained length."""
     keys = ["exact_match_inside", *(f"exact_match_outside_{factor}x" for factor in (2, 4, 8))]
     labels = [
-        ("TAPE 2", "tape2, half decay, jumps", COLOURS["tape2"], 0),
+        ("TAPE 2", "tape2, jumps", COLOURS["tape2"], 0),
         ("RoPE", "rope, half decay, jumps", COLOURS["rope"], 6),
         ("CoPE, FoX, NoPE", "cope", GRAY, -5),
         ("", "fox", GRAY, 0),
@@ -66,7 +66,7 @@ def draw_retrieval(panel: Any) -> None:
 def draw_addition(panel: Any) -> None:
     """Exact match over the grid of operand lengths; one dot per seed."""
     rows = [
-        ("TAPE 2,\njumps", "beyond-addition", "tape2, half decay, jumps", COLOURS["tape2"]),
+        ("TAPE 2,\njumps", "beyond-addition", "tape2, jumps", COLOURS["tape2"]),
         ("RoPE,\njumps", "beyond-addition", "rope, half decay, jumps", COLOURS["rope"]),
         ("FIRE", "addition-20", "fire", COLOURS["fire"]),
         ("TAPE as\npublished", "addition-20", "tape", COLOURS["tape"]),

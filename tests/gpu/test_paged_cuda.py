@@ -14,14 +14,14 @@ pytestmark = [
 
 @pytest.mark.parametrize("graphs", [False, True])
 @pytest.mark.parametrize("groups", [1, 2, 4])
-@pytest.mark.parametrize("case", ["rope", "tape", "tape2", "tape-clock", "alibi"])
+@pytest.mark.parametrize("case", ["rope", "tape", "tape2-full", "tape-clock", "alibi"])
 def test_tokens_are_those_of_generate(case, groups, graphs):
     model = build(case, dtype=torch.float32, hidden_size=256, num_key_value_heads=groups).cuda()
     prompts = draw_prompts()
     assert serve(model, prompts, use_cuda_graph=graphs) == one_by_one(model, prompts)
 
 
-@pytest.mark.parametrize("case", ["rope", "tape2"])
+@pytest.mark.parametrize("case", ["rope", "tape2-full"])
 def test_sliding_layers(case):
     """They copy what they read to PyTorch's flash kernel, in half precision only."""
     model = build(case, dtype=torch.float32, hidden_size=256, sliding_window=5, sliding_layers=[1]).cuda()

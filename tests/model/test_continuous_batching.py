@@ -29,7 +29,7 @@ def test_tokens_are_those_of_generate(case):
     ],
     ids=lambda shape: "-".join(shape),
 )
-@pytest.mark.parametrize("case", ["tape2", "tape-clock", "t5"])
+@pytest.mark.parametrize("case", ["tape2-full", "tape-clock", "t5"])
 def test_other_shapes(case, shape):
     model = build(case, dtype=torch.float32, **shape)
     prompts = draw_prompts()
@@ -38,7 +38,7 @@ def test_other_shapes(case, shape):
 
 def test_eager_attention_and_shared_prefixes():
     """Prompts that start alike share the blocks of their start."""
-    model = build("tape2", dtype=torch.float32)
+    model = build("tape2-full", dtype=torch.float32)
     model.set_attn_implementation("eager")
     start = draw_tokens(1, 16)[0].tolist()
     prompts = [[*start, *prompt] for prompt in draw_prompts()]

@@ -1,12 +1,13 @@
 """TAPE 2: TAPE with the parts that improved it in our measurements (docs/reference/encodings/tape2.md).
 
-The same code and options as `tape`, with other defaults: a field that moves, complex mixing, normalisation, and
-learned decay slopes. Train it with jumps (training/jumps.py) to read far beyond the trained length.
+The same code and options as `tape`, with other defaults: complex mixing, normalisation, and learned decay slopes in half
+of the heads, inside their width. Train it with jumps (training/jumps.py) to read far beyond the trained length.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
+from ..settings import Gt, Le
 from .base import register_encoding
 from .tape import Tape, TapeOptions
 
@@ -15,15 +16,16 @@ from .tape import Tape, TapeOptions
 class Tape2Options(TapeOptions):
     """Options of TAPE with other defaults."""
 
-    move: bool = True
     normalize: bool = True
     complex_mixing: bool = True
     decay: Literal["none", "slopes", "learned", "gate"] = "learned"
+    decay_heads: Annotated[float, Gt(0), Le(1)] = 0.5
+    decay_inside: bool = True
 
 
 @register_encoding("tape2")
 class Tape2(Tape):
-    """TAPE with move, complex mixing, normalisation and learned decay."""
+    """TAPE with complex mixing, normalisation, and learned decay in half of the heads."""
 
-    idea = "TAPE whose field moves, with learned decay: our recommendation"
+    idea = "TAPE with complex mixing, normalisation and learned decay: our recommendation"
     options_class = Tape2Options
