@@ -158,7 +158,7 @@ def test_parts_start_as_the_identity_or_as_alibi(case):
     # as many key-value heads as heads: a gate belongs to the former, a slope to the latter
     model = EquitapeForCausalLM(tiny_config(case, num_key_value_heads=4)).eval()
     encoding = model.config.encoding
-    same = {"decay": "slopes", **{name: encoding[name] for name in ("decay_heads", "decay_slowest")}}
+    same = {"decay": "slopes", **{name: encoding[name] for name in ("decay_heads", "decay_slowest", "decay_inside")}}
     plain = EquitapeForCausalLM(
         tiny_config("nope" if encoding["kind"] == "fox" else "rope", same, num_key_value_heads=4)
     ).eval()

@@ -18,7 +18,8 @@ from .workloads import MEASURES, Case, Variant, build
 
 COUNTED = (
     "rope", "nope", "xpos", "alibi", "fox", "t5", "fire", "cope",
-    "tape", "tape layers=[]", "tape2", "tape2 move=true decay_inside=false", "tape2 carried_frequencies=2", "tape-paper",
+    "tape", "tape layers=[]", "tape2", "tape2 move=true decay_inside=false", "tape2 carried_frequencies=2",
+    "tape-paper",
 )  # fmt: skip
 """Encodings in the table; those with a state update it in this layer, where their options allow."""
 SHAPE, BATCH, LENGTH = "tiny", 2, 32

@@ -1,7 +1,7 @@
 """TAPE 2: TAPE with the parts that improved it in our measurements (docs/reference/encodings/tape2.md).
 
-The same code and options as `tape`, with other defaults: complex mixing, normalisation, and learned decay slopes in half
-of the heads, inside their width. Train it with jumps (training/jumps.py) to read far beyond the trained length.
+The same code and options as `tape`, with other defaults: complex mixing, normalisation, and learned decay slopes in
+half of the heads, inside their width. Train it with jumps (training/jumps.py) to read far beyond the trained length.
 """
 
 from dataclasses import dataclass
