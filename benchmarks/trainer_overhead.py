@@ -28,9 +28,9 @@ from torch.utils.data import DataLoader
 
 from equitape import EquitapeForCausalLM
 from equitape.runs.environment import describe_environment
+from equitape.training.checked import check_recipe
 from equitape.training.fit import Collate, FirstExamples, fit, unmasked_length, uses_bf16
 from equitape.training.log import StepLog
-from equitape.training.plan import make_plan
 from equitape.training.recipe import load_recipe, parse_recipe
 from equitape.training.run import build_model
 
@@ -88,20 +88,20 @@ class Stopwatch:
         return (ended - began) / steps, (ended - began - work_after + work_before) / steps
 
 
-def bare_loop(plan, label, settings, watch):
+def bare_loop(checked, label, settings, watch):
     """Nothing but training."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     cuda = device.type == "cuda"
-    model = build_model(plan.configs[label], 0).to(device).train()
+    model = build_model(checked.configs[label], 0).to(device).train()
     matrices = [value for value in model.parameters() if value.dim() > 1]
     others = [value for value in model.parameters() if value.dim() == 1]
     groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": others, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=settings.learning_rate, betas=settings.betas, fused=cuda)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
     loader = DataLoader(
-        FirstExamples(plan.task.training_set(0), settings.steps * settings.batch_size),
+        FirstExamples(checked.task.training_set(0), settings.steps * settings.batch_size),
         batch_size=settings.batch_size,
-        collate_fn=Collate(plan.task.collate, unmasked_length(model)),
+        collate_fn=Collate(checked.task.collate, unmasked_length(model)),
         num_workers=(4 if cuda else 0) if settings.dataloader_num_workers is None else settings.dataloader_num_workers,
         pin_memory=cuda,
     )
@@ -122,7 +122,7 @@ def bare_loop(plan, label, settings, watch):
             watch.mark()
 
 
-def fit_loop(plan, label, settings, watch):
+def fit_loop(checked, label, settings, watch):
     """The same by `fit`."""
     folder, flush = Path(tempfile.mkdtemp()), StepLog.flush
 
@@ -133,8 +133,8 @@ def fit_loop(plan, label, settings, watch):
 
     StepLog.flush = marked
     try:
-        model = build_model(plan.configs[label], 0)
-        fit(model, plan.task.training_set(0), settings, folder / "run", collate=plan.task.collate)
+        model = build_model(checked.configs[label], 0)
+        fit(model, checked.task.training_set(0), settings, folder / "run", collate=checked.task.collate)
     finally:
         StepLog.flush = flush
         shutil.rmtree(folder)
@@ -151,7 +151,7 @@ def main():
     options = parser.parse_args()
     torch.set_num_threads(1)
     recipe = load_recipe(options.recipe, options.overrides) if options.recipe else parse_recipe(SMALL)
-    plan = make_plan(recipe)
+    checked = check_recipe(recipe)
     settings = replace(
         recipe.train,
         steps=options.log_every * (options.windows + 2),
@@ -166,7 +166,7 @@ def main():
         # whoever comes second finds a warmer machine
         for name in sorted(loops, reverse=number % 2 == 1):
             with Stopwatch().running() as watch:
-                loops[name](plan, options.encoding, settings, watch)
+                loops[name](checked, options.encoding, settings, watch)
             # the last reading is left out as well: a run ends with a checkpoint
             watch.marks = watch.marks[: options.windows + 2]
             step, rest = watch.per_step(options.windows * options.log_every)

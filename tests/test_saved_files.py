@@ -9,8 +9,8 @@ import torch
 
 from equitape import EquitapeForCausalLM, load_adapter
 from equitape.evaluation import rescore
+from equitape.training.checked import check_recipe
 from equitape.training.compare import compare
-from equitape.training.plan import make_plan
 from equitape.training.recipe import load_recipe, resolved
 from equitape.training.run import execute
 
@@ -49,7 +49,7 @@ def test_recipe_of_a_run_folder():
 
 def test_checkpoint_of_an_interrupted_run(copied):
     folder = copied("interrupted")
-    entry = execute(make_plan(load_recipe(folder / "recipe.yaml")), "rope", 0, folder, resume=True)
+    entry = execute(check_recipe(load_recipe(folder / "recipe.yaml")), "rope", 0, folder, resume=True)
     assert entry.done
     assert (folder / "log.jsonl").read_bytes() == (SAVED / "interrupted" / "log.jsonl").read_bytes()
 
@@ -58,7 +58,7 @@ def test_finished_comparison_is_not_trained_again(copied, monkeypatch):
     monkeypatch.setattr("equitape.training.run.fit", lambda *_, **__: pytest.fail("trained again"))
     folder = copied("comparison")
     written = saved_json("comparison", "results.json")
-    found = compare(make_plan(load_recipe(folder / "recipe.yaml")), folder)
+    found = compare(check_recipe(load_recipe(folder / "recipe.yaml")), folder)
     assert [run.log for run in found.runs] == [run["log"] for run in written["runs"]]
     assert found.runs[0].evaluation.metrics == written["runs"][0]["evaluation"]["metrics"]
 

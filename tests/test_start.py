@@ -40,9 +40,27 @@ def test_the_lists_say_what_the_code_says():
     assert listing.FILE.read_text() == listing.as_text(), "regenerate it: python -m equitape.commands.listing"
 
 
-def test_import_registers_the_model_with_transformers():
-    code = "import equitape; from transformers import AutoConfig; print(AutoConfig.for_model('equitape').model_type)"
-    assert run(code) == "equitape"
+@pytest.fixture(scope="module")
+def imported():
+    """What a process finds that imports equitape after torch and transformers, which take most of its time."""
+    code = (
+        "import torch, transformers, transformers.modeling_utils, transformers.generation, json, sys, time; "
+        "there = 'triton' in sys.modules; start = time.process_time(); import equitape; "
+        "seconds = time.process_time() - start; unchanged = there == ('triton' in sys.modules); "
+        "model_type = transformers.AutoConfig.for_model('equitape').model_type; "
+        "print(json.dumps({'seconds': seconds, 'unchanged': unchanged, 'model_type': model_type}))"
+    )
+    return json.loads(run(code))
+
+
+def test_import_is_quick(imported):
+    """Under 3 seconds of CPU time beyond torch and transformers, and nothing of Triton that they do not bring."""
+    assert imported["seconds"] < 3.0
+    assert imported["unchanged"]
+
+
+def test_import_registers_the_model_with_transformers(imported):
+    assert imported["model_type"] == "equitape"
 
 
 def test_names_are_there_in_commands_too():

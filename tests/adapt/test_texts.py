@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from cases import draw_tokens
-from equitape.adapt.evaluation import EvalSettings, beside, score
+from equitape.adapt.evaluation import EvalSettings, join_scores, score
 from equitape.adapt.finetune import FinetuneSettings, read_data
 from equitape.data.tokenizers import byte_tokenizer
 from equitape.data.tokens import store_in_memory
@@ -49,10 +49,10 @@ def test_before_and_after_are_joined_by_length():
     before = [{"data": name, "length": 8, "loss": loss, "perplexity": 10 * loss} for name, loss in (("a", 1), ("b", 2))]
     after = [{**entry, "loss": 5 * entry["loss"], "perplexity": 70 * entry["loss"]} for entry in before]
     names = ("data", "length", "loss_before", "loss_after", "perplexity_before", "perplexity_after")
-    found = [tuple(entry[name] for name in names) for entry in beside(before, after)]
+    found = [tuple(entry[name] for name in names) for entry in join_scores(before, after)]
     assert found == [("a", 8, 1, 5, 10, 70), ("b", 8, 2, 10, 20, 140)]
-    assert all(set(entry) == set(names) for entry in beside(before, after))
-    unfinished = [tuple(entry[name] for name in names) for entry in beside(before, None)]
+    assert all(set(entry) == set(names) for entry in join_scores(before, after))
+    unfinished = [tuple(entry[name] for name in names) for entry in join_scores(before, None)]
     assert unfinished == [("a", 8, 1, None, 10, None), ("b", 8, 2, None, 20, None)]
 
 

@@ -1,6 +1,7 @@
 """Answers by steps of fixed shapes are those of generate, token by token, and nothing in a step needs the host."""
 
 import warnings
+from functools import cache
 
 import pytest
 import torch
@@ -25,6 +26,22 @@ MODELS = {
 LENGTHS = {"one length": (9, 9, 9), "several": (5, 13, 2, 9), "one prompt": (7,)}
 
 
+@cache
+def small_model(name):
+    """Shared by tests that only write with it."""
+    torch.manual_seed(0)
+    model = MODELS[name]()
+    # or generate would take it from there
+    model.generation_config.eos_token_id = None
+    return model
+
+
+@cache
+def written_freely(name, lengths, count, ends):
+    """What nothing ends: rows as long as may be."""
+    return write(evaluated(small_model(name)), "generate", prompts(*lengths), count, ends)
+
+
 def rows_of(*lengths):
     return [torch.tensor(prompt) for prompt in prompts(*lengths)]
 
@@ -45,9 +62,8 @@ def test_steps_write_what_generate_writes(name):
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
 @pytest.mark.parametrize("place", [0, 1, 2, 5, 9, 10, 18])
 def test_what_follows_an_end_is_padding(place, lengths):
-    who = evaluated(our_model())
-    given = prompts(*lengths)
-    free = write(who, "generate", given, 19)
+    who = evaluated(small_model("tape"))
+    given, free = prompts(*lengths), written_freely("tape", lengths, 19, (256,))
     one, all_rows = [free[0][place]], [row[place] for row in free]
     for ends in (one, all_rows):
         expected = write(who, "generate", given, 19, ends)
@@ -62,12 +78,8 @@ def test_what_follows_an_end_is_padding(place, lengths):
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
 @pytest.mark.parametrize("place", [0, 1, 6, 9, 12])
 def test_lines_end_answers(place, lengths, ends):
-    model = llama()
-    # or generate would take it from there
-    model.generation_config.eos_token_id = None
-    who = evaluated(model)
-    given = prompts(*lengths)
-    free = write(who, "generate", given, 16, ends)
+    who = evaluated(small_model("llama"))
+    given, free = prompts(*lengths), written_freely("llama", lengths, 16, ends)
     for newlines in ({free[0][place]}, {row[place] for row in free}, {free[0][0], free[0][place]}):
         expected = write(who, "generate", given, 16, ends, newlines)
         assert write(who, "steps", given, 16, ends, newlines) == expected

@@ -119,7 +119,7 @@ def test_block_masks_see_the_same(heads, monkeypatch):
     query = torch.randn(2, heads[0], 150, 16)
     key, value = torch.randn(2, heads[1], 150, 16), torch.randn(2, heads[1], 150, 32)
     config = build("rope", num_attention_heads=heads[0], num_key_value_heads=heads[1], head_dim=16).config
-    monkeypatch.setattr(masks, "prefers_blocks", lambda config, x: True)
+    monkeypatch.setattr(masks, "prefers_blocks", lambda call: True)
     x = torch.zeros(2, 150, 32)
     # plain rows would need no mask
     segments = torch.arange(150) // 90

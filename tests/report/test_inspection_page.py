@@ -181,8 +181,8 @@ def test_page_lists_what_it_left_out_and_the_tables(page):
         assert part in text
 
 
-def test_pictures(tape, tmp_path):
-    inspection = inspect_model(tape, draw_tokens(1, 12))
+def test_pictures(tmp_path):
+    inspection = inspect_model(build("tape", num_hidden_layers=2), draw_tokens(1, 6))
     names = set(write_plots(inspection_plots(inspection), tmp_path))
     assert names == {
         "attention.png", "attention-change.png", "state-products.png", "effective-distance.png", "layers.png", "tokens.png",

@@ -29,6 +29,12 @@ def cell_by_cell(task, model, seed):
     return shares
 
 
+def score(model, task, prompts, answers, method, batch_tokens):
+    return score_answers(
+        model, prompts, answers, end=task.eos_token_id, pad=task.pad_token_id, method=method, batch_tokens=batch_tokens
+    )
+
+
 @pytest.mark.parametrize("kind", ["rope", "fire", "tape"])
 def test_a_trained_model_scores_the_same_every_way(kind):
     """All sizes in one padded batch, in small ones, by forcing: as size by size without padding or early stops."""
@@ -65,15 +71,7 @@ def test_right_answers_of_many_lengths_are_found_in_one_batch():
 
     for method in ("generate", "teacher_forcing"):
         for batch_tokens in (8, 20, 1000):
-            right = score_answers(
-                Oracle(task, follow),
-                prompts,
-                answers,
-                end=task.eos_token_id,
-                pad=task.pad_token_id,
-                method=method,
-                batch_tokens=batch_tokens,
-            )
+            right = score(Oracle(task, follow), task, prompts, answers, method, batch_tokens)
             assert right.tolist() == [True, True, False, True, True, True]
 
 
@@ -82,9 +80,7 @@ def test_decoding_stops_when_nothing_can_be_right_any_more():
     model = Oracle(task, lambda tokens: 1 if len(tokens) < 12 else 2)
     prompts = torch.tensor([[1] * 9 + [task.equals]] * 2)
     answers = torch.tensor([[1] * 9 + [task.eos_token_id]] * 2)
-    wrong = score_answers(
-        model, prompts, answers, end=task.eos_token_id, pad=task.pad_token_id, method="generate", batch_tokens=10**6
-    )
+    wrong = score(model, task, prompts, answers, "generate", 10**6)
     assert not wrong.any()
     # two right tokens, then one wrong
     assert model.steps == 3
@@ -100,15 +96,7 @@ def test_answers_that_end_early_or_go_on_are_wrong():
         (lambda tokens: 1 if len(tokens) < 5 else task.eos_token_id, True),
     ):
         for method in ("generate", "teacher_forcing"):
-            right = score_answers(
-                Oracle(task, follow),
-                prompts,
-                answers,
-                end=task.eos_token_id,
-                pad=task.pad_token_id,
-                method=method,
-                batch_tokens=100,
-            )
+            right = score(Oracle(task, follow), task, prompts, answers, method, 100)
             assert right.tolist() == [expected]
 
 

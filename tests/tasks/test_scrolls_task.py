@@ -14,7 +14,7 @@ from equitape import EquitapeForCausalLM
 from equitape.evaluation import load_evaluated_model
 from equitape.tasks import build_task
 from equitape.tasks.base import IGNORED
-from equitape.training.plan import make_plan
+from equitape.training.checked import check_recipe
 from equitape.training.recipe import parse_recipe
 from equitape.training.run import execute
 
@@ -115,14 +115,14 @@ def test_a_model_learns_to_answer_from_a_checkpoint(files, start, tmp_path):
             "train": {"steps": 200, "batch_size": 6, "learning_rate": 5e-3, "warmup_ratio": 0.1, "precision": "fp32"},
         }
     )
-    plan = make_plan(recipe)
-    config = plan.configs["tape"]
+    checked = check_recipe(recipe)
+    config = checked.configs["tape"]
     assert config.encoding["kind"] == "tape"
     # that is more than the checkpoint announced
     assert config.max_position_embeddings == config.context == 96
     model = EquitapeForCausalLM.from_pretrained(start).eval()
-    before = plan.task.evaluate(model, 0).metrics
-    entry = execute(plan, "tape", 0, tmp_path / "run")
+    before = checked.task.evaluate(model, 0).metrics
+    entry = execute(checked, "tape", 0, tmp_path / "run")
     after = entry.evaluation.metrics
     assert before["answer_loss"] > 3
     assert after["answer_loss"] < 0.1
@@ -134,7 +134,7 @@ def test_a_model_learns_to_answer_from_a_checkpoint(files, start, tmp_path):
     assert len(who.tokenizer) == 258
     # it did start there: one step of no size leaves the weights as they were
     still = replace(recipe, train=replace(recipe.train, steps=1, learning_rate=0.0))
-    execute(make_plan(still), "tape", 0, tmp_path / "still")
+    execute(check_recipe(still), "tape", 0, tmp_path / "still")
     kept = EquitapeForCausalLM.from_pretrained(tmp_path / "still/model").state_dict()
     assert all(torch.equal(kept[name], tensor) for name, tensor in model.state_dict().items())
 
@@ -190,23 +190,25 @@ def test_wrong_options(changes, message, files):
 def test_checkpoints_that_cannot_be_gone_on_from(files, start, tmp_path):
     task = {"name": "scrolls", **files, "length": 120}
 
-    def plan(encodings, **more):
-        return make_plan(parse_recipe({"task": task, "encodings": encodings, "train": {"steps": 1}, **more}))
+    def checked(encodings, **more):
+        return check_recipe(parse_recipe({"task": task, "encodings": encodings, "train": {"steps": 1}, **more}))
 
     with pytest.raises(ValueError, match="There is no checkpoint to start from at 'nowhere'"):
-        plan([{"start": "nowhere"}])
+        checked([{"start": "nowhere"}])
     with pytest.raises(ValueError, match=r"starts from a checkpoint, which has its own encoding; remove mixer_size"):
-        plan([{"start": start, "mixer_size": 3}])
+        checked([{"start": start, "mixer_size": 3}])
     with pytest.raises(ValueError, match="model sets sizes, but every encoding starts from a checkpoint"):
-        plan([{"start": start}], model={"hidden_size": 64})
+        checked([{"start": start}], model={"hidden_size": 64})
     with pytest.raises(ValueError, match="is neither a kind nor a dictionary such as"):
-        plan([{"label": "x"}])
+        checked([{"label": "x"}])
     other = build("rope", dtype=torch.float32, vocab_size=100)
     other.save_pretrained(tmp_path / "other")
     with pytest.raises(ValueError, match="The tokenizer has 258 entries, but the model has only 100"):
-        plan([{"start": str(tmp_path / "other")}])
+        checked([{"start": str(tmp_path / "other")}])
     with pytest.raises(ValueError, match=r"has 258 tokens and task 'addition' has"):
-        make_plan(parse_recipe({"task": {"name": "addition"}, "encodings": [{"start": start}], "train": {"steps": 1}}))
+        check_recipe(
+            parse_recipe({"task": {"name": "addition"}, "encodings": [{"start": start}], "train": {"steps": 1}})
+        )
     # mixed with new models, and named by its folder
-    mixed = plan([{"start": start}, "rope"])
+    mixed = checked([{"start": start}, "rope"])
     assert list(mixed.configs) == ["start", "rope"]

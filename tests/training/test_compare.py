@@ -27,9 +27,9 @@ from equitape.runs.results import Comparison
 from equitape.training import checkpoints, parallel
 from equitape.training import compare as comparison
 from equitape.training import run as single
+from equitape.training.checked import check_recipe
 from equitape.training.compare import compare
 from equitape.training.log import StepLog
-from equitape.training.plan import make_plan
 from equitape.training.recipe import parse_recipe, to_yaml
 from equitape.training.run import PadTo, execute, explain
 from equitape.training.show import show_results
@@ -42,8 +42,8 @@ KEYS = {
 }  # fmt: skip
 
 
-def plan(**changes):
-    return make_plan(parse_recipe({**SMALL, "name": "small", **changes}))
+def checked(**changes):
+    return check_recipe(parse_recipe({**SMALL, "name": "small", **changes}))
 
 
 def curves(results: Comparison) -> dict:
@@ -57,7 +57,7 @@ def statuses(results: Comparison) -> list[str]:
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     out = tmp_path_factory.mktemp("finished") / "out"
-    compare(plan(seeds=[0, 1], train={"steps": 6, "batch_size": 4, "save_steps": 2}), out)
+    compare(checked(seeds=[0, 1], train={"steps": 6, "batch_size": 4, "save_steps": 2}), out)
     return out
 
 
@@ -103,20 +103,20 @@ def test_finished_runs_are_kept_and_others_added(finished, tmp_path, monkeypatch
     monkeypatch.setattr(
         comparison,
         "execute",
-        lambda plan, label, seed, *a, **k: made.append((label, seed)) or execute(plan, label, seed, *a, **k),
+        lambda checked, label, seed, *a, **k: made.append((label, seed)) or execute(checked, label, seed, *a, **k),
     )
     finished = Path(shutil.copytree(finished, tmp_path / "out"))
     before = curves(Comparison.read(finished / "results.json"))
     changes = {"train": {"steps": 6, "batch_size": 4, "save_steps": 2}}
-    compare(plan(seeds=[0, 1], **changes), finished)
+    compare(checked(seeds=[0, 1], **changes), finished)
     assert made == []
     printed = io.StringIO()
     console = Console(file=printed, width=500)
-    results = compare(plan(seeds=[1, 2], encodings=["rope", "nope"], **changes), finished, console=console)
+    results = compare(checked(seeds=[1, 2], encodings=["rope", "nope"], **changes), finished, console=console)
     assert "are not in the report: rope-seed0, tape-seed0, tape-seed1." in printed.getvalue()
     assert made == [("nope", 1), ("rope", 2), ("nope", 2)]
     assert curves(results)["rope", 1] == before["rope", 1]
-    assert curves(compare(plan(seeds=[0, 1], **changes), finished)) == before
+    assert curves(compare(checked(seeds=[0, 1], **changes), finished)) == before
 
 
 def interrupted(out: Path, steps: int) -> None:
@@ -130,7 +130,7 @@ def interrupted(out: Path, steps: int) -> None:
         end_step(self, *args)
 
     StepLog.end_step = counted
-    compare(plan(seeds=[0, 1], train={"steps": 6, "batch_size": 4, "save_steps": 2}), out)
+    compare(checked(seeds=[0, 1], train={"steps": 6, "batch_size": 4, "save_steps": 2}), out)
 
 
 @pytest.mark.parametrize("steps", [2, 11])
@@ -139,13 +139,13 @@ def test_killed_comparison_goes_on(steps, finished, tmp_path):
     process.start()
     process.join()
     assert process.exitcode == -9
-    results = compare(plan(seeds=[0, 1], train={"steps": 6, "batch_size": 4, "save_steps": 2}), tmp_path / "out")
+    results = compare(checked(seeds=[0, 1], train={"steps": 6, "batch_size": 4, "save_steps": 2}), tmp_path / "out")
     assert curves(results) == curves(Comparison.read(finished / "results.json"))
     assert statuses(results) == ["done"] * 4
 
 
 def test_killed_while_scoring_trains_no_more(tmp_path, monkeypatch):
-    small = plan()
+    small = checked()
 
     def die(*args, **kwargs):
         raise KeyboardInterrupt
@@ -165,12 +165,12 @@ def test_killed_while_scoring_trains_no_more(tmp_path, monkeypatch):
 def test_one_seed_of_everything_comes_first(tmp_path, monkeypatch):
     made = []
 
-    def note(plan, label, seed, *_):
+    def note(checked, label, seed, *_):
         made.append((label, seed))
-        return comparison.describe_failure(plan, label, seed, "not tried")
+        return comparison.describe_failure(checked, label, seed, "not tried")
 
     monkeypatch.setattr(comparison, "attempt", note)
-    results = compare(plan(encodings=["rope", {"kind": "tape", "seeds": [4]}, "alibi"], seeds=[3, 1]), tmp_path)
+    results = compare(checked(encodings=["rope", {"kind": "tape", "seeds": [4]}, "alibi"], seeds=[3, 1]), tmp_path)
     assert made == [("rope", 3), ("tape", 4), ("alibi", 3), ("rope", 1), ("alibi", 1)]
     order = [(run.label, run.seed) for run in results.runs]
     assert order == [("rope", 3), ("rope", 1), ("tape", 4), ("alibi", 3), ("alibi", 1)]
@@ -185,7 +185,7 @@ def test_a_failing_encoding_costs_only_itself(tmp_path, monkeypatch):
         return forward(self, *args, **kwargs)
 
     monkeypatch.setattr(EquitapeForCausalLM, "forward", fail)
-    small = plan(encodings=["rope", "alibi", "tape"])
+    small = checked(encodings=["rope", "alibi", "tape"])
     results = compare(small, tmp_path)
     assert statuses(results) == ["done", "failed", "done"]
     assert results.runs[1].note == "RuntimeError: out of luck"
@@ -198,7 +198,7 @@ def test_a_failing_encoding_costs_only_itself(tmp_path, monkeypatch):
 
 def test_a_nan_loss_is_reported_and_kept(tmp_path):
     # a learning rate that no model survives
-    results = compare(plan(encodings=["rope"], train={"steps": 30, "batch_size": 4, "learning_rate": 1e30, "warmup_ratio": 0.0, "max_grad_norm": 0.0, "save_steps": 1}), tmp_path)  # fmt: skip
+    results = compare(checked(encodings=["rope"], train={"steps": 30, "batch_size": 4, "learning_rate": 1e30, "warmup_ratio": 0.0, "max_grad_norm": 0.0, "save_steps": 1}), tmp_path)  # fmt: skip
     run = results.runs[0]
     assert (run.status, run.evaluation) == ("nan", None)
     assert "was NaN or infinite at step" in run.note
@@ -209,7 +209,7 @@ def test_a_nan_loss_is_reported_and_kept(tmp_path):
 def test_runs_side_by_side_are_the_same(finished, tmp_path, monkeypatch):
     # processes that start as copies of this one start at once
     monkeypatch.setattr(parallel, "get_context", lambda _: multiprocessing.get_context("fork"))
-    results = compare(plan(seeds=[0, 1], encodings=["tape"], train={"steps": 6, "batch_size": 4, "save_steps": 2}), tmp_path, jobs=2)  # fmt: skip
+    results = compare(checked(seeds=[0, 1], encodings=["tape"], train={"steps": 6, "batch_size": 4, "save_steps": 2}), tmp_path, jobs=2)  # fmt: skip
     expected = curves(Comparison.read(finished / "results.json"))
     assert curves(results) == {key: value for key, value in expected.items() if key[0] == "tape"}
 
@@ -221,10 +221,10 @@ def die(*args):
 def test_a_process_that_dies_side_by_side(tmp_path, monkeypatch):
     monkeypatch.setattr(parallel, "get_context", lambda _: multiprocessing.get_context("fork"))
     monkeypatch.setattr(comparison, "attempt_anew", die)
-    results = compare(plan(), tmp_path, jobs=2)
+    results = compare(checked(), tmp_path, jobs=2)
     assert statuses(results) == ["missing", "missing"]
     monkeypatch.undo()
-    assert statuses(compare(plan(), tmp_path)) == ["done", "done"]
+    assert statuses(compare(checked(), tmp_path)) == ["done", "done"]
 
 
 WAITING = """
@@ -295,24 +295,24 @@ def test_directories_that_are_refused(finished, tmp_path):
         ),
     ):
         with pytest.raises(ValueError, match=message):
-            compare(plan(**changes), finished)
+            compare(checked(**changes), finished)
     (tmp_path / "letter.txt").write_text("dear")
     with pytest.raises(ValueError, match="is not empty and has no run to continue"):
-        compare(plan(), tmp_path)
+        compare(checked(), tmp_path)
     with pytest.raises(ValueError, match="is a file; choose a directory"):
-        compare(plan(), tmp_path / "letter.txt")
+        compare(checked(), tmp_path / "letter.txt")
 
 
 def test_options_at_their_defaults_are_no_difference(finished, tmp_path):
     """Neither named nor left out, as in directories of before plans named them."""
     finished = Path(shutil.copytree(finished, tmp_path / "out"))
     given = {**SMALL, "name": "small", "seeds": [0, 1], "train": {"steps": 6, "batch_size": 4, "save_steps": 2}}
-    options = plan().task.options.to_dict()
+    options = checked().task.options.to_dict()
     for task in (SMALL["task"], {**options, "name": "addition"}):
         recipe = parse_recipe({**given, "task": task})
         comparison.check_directory(finished, recipe)
         (finished / "recipe.yaml").write_text(to_yaml(recipe))
-        comparison.check_directory(finished, plan(**{key: given[key] for key in ("seeds", "train")}).recipe)
+        comparison.check_directory(finished, checked(**{key: given[key] for key in ("seeds", "train")}).recipe)
 
 
 def test_data_that_changed_are_refused(tmp_path):
@@ -322,7 +322,7 @@ def test_data_that_changed_are_refused(tmp_path):
     task = {"name": "text", "train": str(text), "valid": str(text), **options}
 
     def of(*encodings):
-        return plan(task=task, encodings=list(encodings))
+        return checked(task=task, encodings=list(encodings))
 
     text.write_text("one and two are three " * 40)
     results = compare(of("rope"), tmp_path / "out")
@@ -339,29 +339,29 @@ def test_data_that_changed_are_refused(tmp_path):
 
 
 def test_a_single_run_is_no_comparison(tmp_path):
-    given = plan(encodings=["rope"], seeds=[0])
+    given = checked(encodings=["rope"], seeds=[0])
     execute(given, "rope", 0, tmp_path)
     with pytest.raises(ValueError, match="holds a single run of equitape train; choose another directory"):
         comparison.check_directory(tmp_path, given.recipe)
 
 
 def test_same_label_for_another_encoding_is_refused(tmp_path):
-    compare(plan(encodings=["tape"]), tmp_path)
+    compare(checked(encodings=["tape"]), tmp_path)
     with pytest.raises(ValueError, match=r"tape-seed0 already holds a different run \(encodings was"):
-        compare(plan(encodings=[{"kind": "tape", "normalize": True}]), tmp_path)
+        compare(checked(encodings=[{"kind": "tape", "normalize": True}]), tmp_path)
     # how often something is written down changes no run
     train = {**SMALL["train"], "logging_steps": 1, "save_steps": 1, "save_total_limit": 5, "dataloader_num_workers": 1}
-    assert compare(plan(encodings=["tape"], train=train), tmp_path).runs[0].done
+    assert compare(checked(encodings=["tape"], train=train), tmp_path).runs[0].done
 
 
 def test_several_processes_are_for_train(tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ValueError, match="use launchers with equitape train only"):
-        compare(plan(), tmp_path / "out")
+        compare(checked(), tmp_path / "out")
 
 
 def test_train_command(tmp_path):
-    (tmp_path / "small.yaml").write_text(to_yaml(plan().recipe))
+    (tmp_path / "small.yaml").write_text(to_yaml(checked().recipe))
     out = tmp_path / "run"
     command = [
         "train",
@@ -387,7 +387,7 @@ def test_train_command(tmp_path):
 
 
 def test_compare_command_reports_failures(tmp_path, monkeypatch):
-    (tmp_path / "small.yaml").write_text(to_yaml(plan(encodings=["rope"]).recipe))
+    (tmp_path / "small.yaml").write_text(to_yaml(checked(encodings=["rope"]).recipe))
     command = ["compare", str(tmp_path / "small.yaml"), "train.steps=2", "--out", str(tmp_path / "out")]
     monkeypatch.setattr(comparison, "execute", lambda *a, **k: (_ for _ in ()).throw(RuntimeError("no")))
     call(*command, code=1)
@@ -397,7 +397,7 @@ def test_compare_command_reports_failures(tmp_path, monkeypatch):
 
 
 def test_evaluation_while_training_is_logged(tmp_path):
-    small = plan(train={"steps": 4, "batch_size": 4, "eval_steps": 2})
+    small = checked(train={"steps": 4, "batch_size": 4, "eval_steps": 2})
     execute(small, "tape", 0, tmp_path)
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "evaluation" in line] == [2, 4]
@@ -412,7 +412,7 @@ def test_the_bar_moves_with_every_step(tmp_path, monkeypatch):
         update(self, task, **fields)
 
     monkeypatch.setattr(bars.Progress, "update", watched)
-    small = plan(encodings=["nope"], train={"steps": 3, "batch_size": 4, "logging_steps": 100})
+    small = checked(encodings=["nope"], train={"steps": 3, "batch_size": 4, "logging_steps": 100})
     execute(small, "nope", 0, tmp_path, progress=Progress(Console(file=io.StringIO(), force_terminal=True)))
     assert list(dict.fromkeys(count for count in moved if "step" in count)) == [
         f"step {step} of 3" for step in (1, 2, 3)
@@ -420,9 +420,9 @@ def test_the_bar_moves_with_every_step(tmp_path, monkeypatch):
 
 
 def test_padding_to_one_length_changes_no_loss():
-    task = plan().task
+    task = checked().task
     examples = [task.training_set(0)[index] for index in range(5)]
-    model = EquitapeForCausalLM(plan().configs["tape"])
+    model = EquitapeForCausalLM(checked().configs["tape"])
     randomise(model)
     short, padded = task.collate(examples), PadTo(task.collate, 20, task.pad_token_id)(examples)
     assert padded["input_ids"].shape == padded["attention_mask"].shape == (5, 20)
@@ -443,7 +443,7 @@ def test_environments_of_several_runs_are_joined():
 
 
 def test_resuming_an_empty_folder_is_reported(tmp_path):
-    (tmp_path / "small.yaml").write_text(to_yaml(plan().recipe))
+    (tmp_path / "small.yaml").write_text(to_yaml(checked().recipe))
     command = ["train", str(tmp_path / "small.yaml"), "train.steps=1", "--out", str(tmp_path / "new"), "--resume"]
     result = call(*command)
     assert f"No run to resume in {tmp_path / 'new'}; starting from step 0." in result.output
@@ -457,7 +457,7 @@ def test_train_reports_out_of_memory_in_one_line(tmp_path, monkeypatch, error):
         raise error
 
     monkeypatch.setattr(single, "fit", fail)
-    (tmp_path / "small.yaml").write_text(to_yaml(plan().recipe))
+    (tmp_path / "small.yaml").write_text(to_yaml(checked().recipe))
     result = call("train", tmp_path / "small.yaml", "--out", tmp_path / "out", code=1)
     assert "Out of memory. Try a larger train.gradient_accumulation_steps" in result.output
     assert "Traceback" not in result.output

@@ -2,25 +2,20 @@
 
 import os
 import shutil
-import socket
-import subprocess
-import sys
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
+import torch
+from accelerate.state import AcceleratorState
 from tiny import losses, read_lines, run
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from equitape.training import checkpoints
 from processes import run_processes
 
 OPTIONS = {"dropout": 0.0, "steps": 12}
-
-
-def free_port() -> str:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return str(probe.getsockname()[1])
 
 
 @pytest.fixture(scope="module")
@@ -30,12 +25,29 @@ def alone(tmp_path_factory):
     return run_dir
 
 
+def launch(function) -> None:
+    """What `torchrun --standalone --nproc-per-node 2` does, with processes that need not import anything again."""
+    config = LaunchConfig(
+        min_nodes=1, max_nodes=1, nproc_per_node=2, rdzv_backend="c10d", rdzv_endpoint="localhost:0", max_restarts=0,
+        start_method="fork",
+    )  # fmt: skip
+    elastic_launch(config, start_anew)(function)
+
+
+def start_anew(function) -> None:
+    """One process of the launcher, which has set the environment. It forgets that its parent was alone."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    torch.set_num_threads(1)
+    function()
+
+
 def test_torchrun_gives_the_losses_of_one_process(alone, tmp_path):
     """Both see different numbers of labels at every step, which a mean of means would get wrong."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", f"--master_port={free_port()}"]
-    command += [str(Path(__file__).parent / "tiny.py"), str(tmp_path), "dropout=0.0", "steps=12", "eval_steps=7"]
-    result = subprocess.run(command, check=False, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr[-3000:]
+    # the launcher changes how its process handles signals
+    launcher = get_context("fork").Process(target=launch, args=(partial(run, tmp_path, eval_steps=7, **OPTIONS),))
+    launcher.start()
+    launcher.join()
+    assert launcher.exitcode == 0
     lines, expected = read_lines(tmp_path), read_lines(alone)
     assert [line.pop("evaluation") for line in lines if "evaluation" in line]
     assert losses(tmp_path) == pytest.approx(losses(alone), rel=1e-5)

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from equitape.training.checked import check_recipe
 from equitape.training.jumps import Jumps, draw_jumps
-from equitape.training.plan import make_plan
 from equitape.training.recipe import load_recipe, parse_recipe, resolved
 from equitape.training.run import execute, single_run
 
@@ -72,8 +72,8 @@ def recipe(*encodings, **train):
     )
 
 
-def losses(plan, label, directory):
-    return [loss for _, loss in execute(plan, label, 0, directory, resume=directory.exists()).log]
+def losses(checked, label, directory):
+    return [loss for _, loss in execute(checked, label, 0, directory, resume=directory.exists()).log]
 
 
 def test_jumps_belong_to_an_encoding_or_to_all(tmp_path):
@@ -86,15 +86,15 @@ def test_jumps_belong_to_an_encoding_or_to_all(tmp_path):
         for choice in given.choices:
             alone = single_run(given, choice.label, 0)
             assert parse_recipe(resolved(alone)).choices[0].jumps == choice.jumps
-    found = [losses(make_plan(of_one), label, tmp_path / label) for label in ("rope", "jumping")]
+    found = [losses(check_recipe(of_one), label, tmp_path / label) for label in ("rope", "jumping")]
     assert found[0] != found[1]
-    again = losses(make_plan(of_all), "rope", tmp_path / "all")
+    again = losses(check_recipe(of_all), "rope", tmp_path / "all")
     assert again == found[1]
 
 
 def test_an_interrupted_run_goes_on_with_the_same_jumps(tmp_path, monkeypatch):
-    plan = make_plan(recipe({"kind": "tape", "move": True}, jumps={"rate": 0.5, "stretch": 2}))
-    whole = losses(plan, "tape", tmp_path / "whole")
+    checked = check_recipe(recipe({"kind": "tape", "move": True}, jumps={"rate": 0.5, "stretch": 2}))
+    whole = losses(checked, "tape", tmp_path / "whole")
     seen = []
 
     def stop(self, *args, **kwargs):
@@ -108,9 +108,9 @@ def test_an_interrupted_run_goes_on_with_the_same_jumps(tmp_path, monkeypatch):
     step = EquitapeTrainer.training_step
     monkeypatch.setattr(EquitapeTrainer, "training_step", stop)
     with pytest.raises(KeyboardInterrupt):
-        losses(plan, "tape", tmp_path / "cut")
+        losses(checked, "tape", tmp_path / "cut")
     monkeypatch.undo()
-    assert losses(plan, "tape", tmp_path / "cut") == whole
+    assert losses(checked, "tape", tmp_path / "cut") == whole
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_an_interrupted_run_goes_on_with_the_same_jumps(tmp_path, monkeypatch):
 )
 def test_encodings_that_cannot_jump_are_refused(encoding, message):
     with pytest.raises(ValueError, match=message):
-        make_plan(recipe(encoding, jumps={"rate": 0.1}))
+        check_recipe(recipe(encoding, jumps={"rate": 0.1}))
 
 
 def test_wrong_jumps_are_refused():

@@ -20,8 +20,8 @@ from small_recipe import SMALL
 
 from equitape.runs.lock import locked
 from equitape.training import compare as comparison
+from equitape.training.checked import check_recipe
 from equitape.training.compare import compare
-from equitape.training.plan import make_plan
 from equitape.training.recipe import parse_recipe
 from equitape.training.run import execute
 
@@ -54,20 +54,20 @@ class Watch:
         return bool(arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
 
 
-def plan():
+def checked():
     train = {"steps": 3, "batch_size": 2, "save_steps": 1, "logging_steps": 1, "save_total_limit": 1}
-    return make_plan(
+    return check_recipe(
         parse_recipe({**SMALL, "name": "small", "seeds": [0], "encodings": ["rope", "nope"], "train": train})
     )
 
 
 def train(out: Path) -> None:
-    execute(plan(), "rope", 0, out, resume=True)
+    execute(checked(), "rope", 0, out, resume=True)
 
 
 def run_compare(out: Path) -> None:
     comparison.write_report = lambda results, out: None
-    compare(plan(), out)
+    compare(checked(), out)
 
 
 COMMANDS = {"train": train, "compare": run_compare}
@@ -164,7 +164,7 @@ def test_finished_training_is_never_done_again(whole):
 
 
 def test_a_second_process_in_the_same_folder_is_refused(tmp_path):
-    for run in (lambda: execute(plan(), "rope", 0, tmp_path / "run"), lambda: compare(plan(), tmp_path / "run")):
+    for run in (lambda: execute(checked(), "rope", 0, tmp_path / "run"), lambda: compare(checked(), tmp_path / "run")):
         with locked(tmp_path / "run"), pytest.raises(ValueError, match=f"Process {os.getpid()} on .* is working in"):
             run()
         assert list((tmp_path / "run").iterdir()) == []

@@ -11,7 +11,7 @@ from small_recipe import SMALL
 from cases import build
 from command_line import call, invoke
 from equitape.settings import Settings, list_fields
-from equitape.training.plan import count_parameters, describe_plan, make_plan, start_model
+from equitape.training.checked import check_recipe, count_parameters, describe_checked, start_model
 from equitape.training.recipe import (
     EvaluationSettings,
     ModelSettings,
@@ -114,17 +114,19 @@ def with_decay(encoding):
 
 
 def test_the_papers_sizes():
-    addition = make_plan(load_recipe("addition-40-paper"))
+    addition = check_recipe(load_recipe("addition-40-paper"))
     assert count_parameters(addition.configs["rope"]) == 16 * (4 * 1024**2 + 3 * 1024 * 2048 + 2 * 1024) + 31 * 1024
     c4 = load_recipe("c4-155m")
     assert (c4.train.batch_size, c4.train.steps, c4.train.learning_rate) == (512, 10_000, 1e-4)
 
 
 def test_dry_run_describes_what_training_would_do(recipe_file):
-    message = describe_plan(make_plan(load_recipe(recipe_file(seeds=[0, 5], train={"tokens": 5000, "batch_size": 8}))))
-    plan = make_plan(load_recipe(recipe_file()))
+    message = describe_checked(
+        check_recipe(load_recipe(recipe_file(seeds=[0, 5], train={"tokens": 5000, "batch_size": 8})))
+    )
+    checked = check_recipe(load_recipe(recipe_file()))
     assert message["encodings"]["tape"]["seeds"] == [0, 5]
-    assert message["encodings"]["tape"]["parameters"] == count_parameters(plan.configs["tape"])
+    assert message["encodings"]["tape"]["parameters"] == count_parameters(checked.configs["tape"])
     steps, tokens = (int(word.replace(",", "")) for word in message["budget"].split() if word[0].isdigit())
     assert tokens == pytest.approx(5000, abs=60)
     assert steps == pytest.approx(5000 / 8 / 5.5, rel=0.2)
@@ -154,14 +156,16 @@ def test_resolved_recipe_can_be_read_back(recipe_file, tmp_path):
 
 def test_plans_name_every_option(recipe_file):
     """What a report shows repeats the comparison even where a later version has other defaults."""
-    plan = make_plan(load_recipe(recipe_file(encodings=["rope", {"kind": "tape", "label": "mine", "mixer_size": 4}])))
-    task = dict(plan.recipe.task)
+    checked = check_recipe(
+        load_recipe(recipe_file(encodings=["rope", {"kind": "tape", "label": "mine", "mixer_size": 4}]))
+    )
+    task = dict(checked.recipe.task)
     assert task.pop("name") == "addition"
-    assert task == plan.task.options.to_dict()
-    assert [choice.label for choice in plan.recipe.choices] == ["rope", "mine"]
-    for choice in plan.recipe.choices:
-        assert choice.encoding == plan.configs[choice.label].encoding
-    assert make_plan(parse_recipe(resolved(plan.recipe))).recipe.choices == plan.recipe.choices
+    assert task == checked.task.options.to_dict()
+    assert [choice.label for choice in checked.recipe.choices] == ["rope", "mine"]
+    for choice in checked.recipe.choices:
+        assert choice.encoding == checked.configs[choice.label].encoding
+    assert check_recipe(parse_recipe(resolved(checked.recipe))).recipe.choices == checked.recipe.choices
 
 
 WRONG = {
@@ -258,7 +262,7 @@ WRONG = {
 def test_refused_before_any_work(case, recipe_file, tmp_path):
     changes, overrides, message = WRONG[case]
     with pytest.raises(ValueError, match=r"\w") as caught:
-        make_plan(load_recipe(recipe_file(**changes), overrides))
+        check_recipe(load_recipe(recipe_file(**changes), overrides))
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
     call("compare", recipe_file(**changes), *overrides, "--out", tmp_path / "out", code=2)
@@ -286,7 +290,7 @@ def test_data_that_cannot_be_used_are_refused(command, bad, name, content, messa
     task |= {part: str(tmp_path / name if part == bad else books / f"{part}.txt") for part in ("train", "valid")}
     path = recipe_file(task=task)
     with pytest.raises(ValueError, match=message) as caught:
-        make_plan(load_recipe(path))
+        check_recipe(load_recipe(path))
     assert "\n" not in str(caught.value)
     for extra in ([], ["--dry-run"]):
         result = call(command, path, "--out", tmp_path / "out", *extra, code=2)
@@ -297,12 +301,12 @@ def test_data_that_cannot_be_used_are_refused(command, bad, name, content, messa
 def test_what_happened_to_the_data_is_reported(books, recipe_file, tmp_path):
     task = {"name": "text", "length": 64, "cache": str(tmp_path)}
     task |= {part: str(books / f"{part}.txt") for part in ("train", "valid")}
-    plan = make_plan(load_recipe(recipe_file(task=task)))
-    assert "1 document, 11,801 tokens in 185 rows" in plan.data
+    checked = check_recipe(load_recipe(recipe_file(task=task)))
+    assert "1 document, 11,801 tokens in 185 rows" in checked.data
     result = call("train", recipe_file(task=task), "--dry-run")
     assert "11,801 tokens" in result.output
-    assert plan.configs["tape"].trained_length == 64
-    assert plan.configs["tape"].max_position_embeddings == 512
+    assert checked.configs["tape"].trained_length == 64
+    assert checked.configs["tape"].max_position_embeddings == 512
 
 
 @pytest.mark.parametrize("command", ["train", "compare"])
@@ -387,6 +391,6 @@ def test_a_checkpoint_is_meant_for_what_it_is_trained_on_further(books, tmp_path
         "encodings": [{"start": str(tmp_path / "start"), "label": "tape"}],
         "train": SMALL["train"],
     }
-    plan = make_plan(parse_recipe(content))
-    model = start_model(str(tmp_path / "start"), plan.configs["tape"])
+    checked = check_recipe(parse_recipe(content))
+    model = start_model(str(tmp_path / "start"), checked.configs["tape"])
     assert (model.config.context, model.config.max_position_embeddings) == (128, 1024)

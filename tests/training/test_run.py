@@ -7,48 +7,48 @@ import torch
 from small_recipe import SMALL
 
 from equitape.tasks.base import IGNORED, Evaluation, pad_right
+from equitape.training.checked import check_recipe
 from equitape.training.compare import collect
 from equitape.training.fit import Collate
-from equitape.training.plan import make_plan
 from equitape.training.recipe import parse_recipe
 from equitape.training.run import PadTo, execute, score
 from equitape.training.settings import TrainSettings
 from equitape.training.trainer import ROW_TOKENS
 
 
-def watched_plan(**changes):
-    """A plan whose task notes what it is asked for, and how, instead of scoring: (plan, notes)."""
-    plan = make_plan(parse_recipe({**SMALL, "name": "small", **changes}))
+def watched_recipe(**changes):
+    """A checked recipe whose task notes what it is asked for, and how, instead of scoring: (recipe, notes)."""
+    checked = check_recipe(parse_recipe({**SMALL, "name": "small", **changes}))
     notes = []
 
     def evaluate(model, seed, share=1.0):
         half = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
         notes.append((seed, share, half, torch.is_grad_enabled(), model.training))
-        return Evaluation(metrics={plan.task.headline: 1.0})
+        return Evaluation(metrics={checked.task.headline: 1.0})
 
-    plan.task.evaluate = evaluate
-    return plan, notes
+    checked.task.evaluate = evaluate
+    return checked, notes
 
 
 @pytest.mark.parametrize(("precision", "half"), [("bf16", torch.bfloat16), ("fp32", None)])
 def test_scored_in_the_precision_and_to_the_share_asked_for(precision, half, tmp_path):
-    plan, notes = watched_plan(
+    checked, notes = watched_recipe(
         train={"steps": 4, "batch_size": 4, "eval_steps": 2, "precision": precision},
         evaluation={"share": 0.5, "share_while_training": 0.25},
         seeds=[3],
     )
-    entry = execute(plan, "rope", 3, tmp_path)
-    assert entry.evaluation.metrics == {plan.task.headline: 1.0}
+    entry = execute(checked, "rope", 3, tmp_path)
+    assert entry.evaluation.metrics == {checked.task.headline: 1.0}
     assert notes == [(3, budget, half, False, False) for budget in (0.25, 0.25, 0.5)]
     # and by itself
     notes.clear()
-    score(torch.nn.Linear(1, 1).eval(), plan.task, 7, 0.1, TrainSettings(steps=1, precision=precision))
+    score(torch.nn.Linear(1, 1).eval(), checked.task, 7, 0.1, TrainSettings(steps=1, precision=precision))
     assert notes == [(7, 0.1, half, False, False)]
 
 
 def test_shares_that_are_left_out(tmp_path):
-    plan, notes = watched_plan(train={"steps": 2, "batch_size": 4, "eval_steps": 1})
-    execute(plan, "rope", 0, tmp_path)
+    checked, notes = watched_recipe(train={"steps": 2, "batch_size": 4, "eval_steps": 1})
+    execute(checked, "rope", 0, tmp_path)
     assert [budget for _, budget, *_ in notes] == [0.05, 0.05, 1.0]
 
 
@@ -57,11 +57,11 @@ def test_trained_tokens_are_those_of_the_examples(compiled, tmp_path, monkeypatc
     """Also where every batch is padded to one length."""
     # what pads for the compiler is looked at, not the compiler
     monkeypatch.setattr("equitape.training.run.uses_compiler", lambda settings: compiled)
-    plan, _ = watched_plan(train={"steps": 3, "batch_size": 4})
-    entry = execute(plan, "tape", 5, tmp_path)
-    examples = plan.task.training_set(5)
+    checked, _ = watched_recipe(train={"steps": 3, "batch_size": 4})
+    entry = execute(checked, "tape", 5, tmp_path)
+    examples = checked.task.training_set(5)
     lengths = [len(examples[index]["input_ids"]) for index in range(3 * 4)]
-    assert min(lengths) < plan.task.trained_length
+    assert min(lengths) < checked.task.trained_length
     assert entry.trained_tokens == sum(lengths)
 
 
@@ -83,8 +83,8 @@ def test_padding_to_one_length_is_masked(lengths):
 
 def test_results_name_the_task_and_the_source_of_claims(tmp_path):
     claims = {"tape": {"exact_match_grid": 41.42}}
-    plan, _ = watched_plan(claims=claims, claims_source="arXiv 2501.00712, figure 3")
-    results = collect(plan, tmp_path).to_dict()
+    checked, _ = watched_recipe(claims=claims, claims_source="arXiv 2501.00712, figure 3")
+    results = collect(checked, tmp_path).to_dict()
     # the longest sums: 9+9=81 and 99+99=891, with an end token
     assert results["task"] == {
         "name": "addition",
@@ -97,5 +97,5 @@ def test_results_name_the_task_and_the_source_of_claims(tmp_path):
         "warning": "",
     }
     assert (results["claims"], results["claims_source"]) == (claims, "arXiv 2501.00712, figure 3")
-    nothing_claimed = collect(watched_plan()[0], tmp_path).to_dict()
+    nothing_claimed = collect(watched_recipe()[0], tmp_path).to_dict()
     assert (nothing_claimed["claims"], nothing_claimed["claims_source"]) == ({}, None)

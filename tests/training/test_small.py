@@ -5,7 +5,7 @@ import pytest
 from command_line import call
 from equitape.tasks import available_tasks
 from equitape.training import small
-from equitape.training.plan import make_plan
+from equitape.training.checked import check_recipe
 from equitape.training.recipe import available_recipes, load_recipe
 
 pytestmark = pytest.mark.usefixtures("no_drawing")
@@ -21,16 +21,16 @@ def no_data(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", available_recipes())
 def test_every_recipe_has_a_reduced_form_that_needs_no_data(name):
     full = load_recipe(name)
-    plan = make_plan(load_recipe(name, small=True))
-    assert plan.recipe.name == f"{name}-small"
-    assert plan.recipe.task["name"] == full.task["name"]
-    assert plan.recipe.train.steps == small.TRAIN["steps"]
-    assert plan.recipe.train.compile is False
-    assert not plan.recipe.claims
-    assert plan.recipe.description.startswith(small.NOTE)
+    checked = check_recipe(load_recipe(name, small=True))
+    assert checked.recipe.name == f"{name}-small"
+    assert checked.recipe.task["name"] == full.task["name"]
+    assert checked.recipe.train.steps == small.TRAIN["steps"]
+    assert checked.recipe.train.compile is False
+    assert not checked.recipe.claims
+    assert checked.recipe.description.startswith(small.NOTE)
     if all(choice.start is None for choice in full.choices):
-        assert [choice.label for choice in plan.recipe.choices] == [choice.label for choice in full.choices]
-    assert all(choice.seeds == (0,) and choice.start is None for choice in plan.recipe.choices)
+        assert [choice.label for choice in checked.recipe.choices] == [choice.label for choice in full.choices]
+    assert all(choice.seeds == (0,) and choice.start is None for choice in checked.recipe.choices)
 
 
 def test_every_task_has_reduced_options():

@@ -7,8 +7,8 @@ from small_recipe import SMALL
 
 from command_line import invoke
 from equitape.training import run as single
+from equitape.training.checked import check_recipe
 from equitape.training.checkpoints import CHECKPOINTS
-from equitape.training.plan import make_plan
 from equitape.training.recipe import load_recipe, parse_recipe, to_yaml
 from equitape.training.run import differences, execute
 from equitape.training.settings import TrainSettings
@@ -100,11 +100,11 @@ def test_an_interrupt_ends_with_the_command_that_continues(command, more, here, 
 
 
 def test_damage_is_reported(here):
-    plan = make_plan(load_recipe("small.yaml", ["train.save_steps=1", "train.save_total_limit=3"]))
+    checked = check_recipe(load_recipe("small.yaml", ["train.save_steps=1", "train.save_total_limit=3"]))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(single, "score", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
-            execute(plan, "rope", 0, here / "out")
+            execute(checked, "rope", 0, here / "out")
     (here / "out" / CHECKPOINTS / "checkpoint-4" / "model.safetensors").write_bytes(b"")
     lines = (here / "out" / "log.jsonl").read_text().splitlines()
     (here / "out" / "log.jsonl").write_text("\n".join([lines[0], lines[1][:9], *lines[2:]]) + "\n")

@@ -1,16 +1,13 @@
-"""A small run that subprocesses and tests train alike: python tiny.py RUN_DIR key=value ..."""
+"""A small run that processes and tests train alike."""
 
 import json
 import multiprocessing
 import os
 import signal
-import sys
 from functools import partial
 from pathlib import Path
 
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from cases import VOCAB, build
 from equitape.tasks.base import NumberedExamples, pad_right
@@ -125,8 +122,3 @@ def run_and_die(run_dir: Path, place: str, count: int, **changes) -> int:
 def _die(run_dir: Path, place: str, count: int, changes: dict) -> None:
     kill_at(place, count)
     run(run_dir, **changes)
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    run(Path(sys.argv[1]), **{key: json.loads(value) for key, value in (text.split("=") for text in sys.argv[2:])})

@@ -1,8 +1,7 @@
 """Adapt pretrained checkpoints. An adapted model has the same outputs until it is trained."""
 
-from typing import TYPE_CHECKING
-
-from ..lazy import lazy_names
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ..pretrained.adapter import save_adapter
@@ -21,17 +20,18 @@ __all__ = [
     "save_adapter",
     "summarize_training",
 ]
+PLACES = {
+    "adapter": ("save_adapter",),
+    "adapting": ("adapt", "load_adapter"),
+    "lora": ("merge_lora",),
+    "methods": ("summarize_training",),
+    "settings": ("METHODS", "AdaptSettings", "Adaptation"),
+}
 
-__getattr__ = lazy_names(
-    __name__,
-    {
-        "METHODS": "equitape.pretrained.settings",
-        "AdaptSettings": "equitape.pretrained.settings",
-        "Adaptation": "equitape.pretrained.settings",
-        "adapt": "equitape.pretrained.adapting",
-        "load_adapter": "equitape.pretrained.adapting",
-        "merge_lora": "equitape.pretrained.lora",
-        "save_adapter": "equitape.pretrained.adapter",
-        "summarize_training": "equitape.pretrained.methods",
-    },
-)
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used, so that commands start quickly."""
+    for module, names in PLACES.items():
+        if name in names:
+            return getattr(import_module(f"equitape.pretrained.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

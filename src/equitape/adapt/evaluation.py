@@ -76,7 +76,7 @@ def is_current(before: Any) -> bool:
     return isinstance(before, list) and all("piece" in entry for entry in before)
 
 
-def beside(before: list[dict[str, Any]], after: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
+def join_scores(before: list[dict[str, Any]], after: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
     """Join both lists: perplexity_before, perplexity_after (None if training failed)."""
     joined = []
     for number, entry in enumerate(before):

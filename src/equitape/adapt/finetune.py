@@ -44,7 +44,7 @@ from ..runs.progress import Progress
 from ..training import checkpoints
 from ..training.fit import MODEL, FitResult, check_processes, fit, shards_weights, uses_bf16
 from ..training.settings import UNIMPORTANT, current_names
-from .evaluation import TRAINED_ON, beside, check_lengths, is_current, score
+from .evaluation import TRAINED_ON, check_lengths, is_current, join_scores, score
 from .settings import FinetuneSettings
 
 RUN, BEFORE, RESULTS = "run.json", "before.json", "results.json"
@@ -132,7 +132,7 @@ def _finetune(
             progress=progress,
         )
     after = evaluate(model, "after") if result.status == "done" else None
-    scores = beside(before, after)
+    scores = join_scores(before, after)
     report = describe_results(model, adaptation, settings, rows, result, scores, context)
     report["warnings"] = warnings
     trained = trained_tensors(model)

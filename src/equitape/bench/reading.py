@@ -11,14 +11,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 from transformers import DynamicCache
 
 from ..model import EquitapeForCausalLM
+from ..tasks.perplexity import head_losses
 
 CHUNK, LAST = 65536, 8192
-LOGIT_TOKENS = 1024
-"""Tokens whose logits exist at a time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,19 +111,14 @@ def read_text(
         lengths.append(end)
         # the state of token i predicts token i + 1; that of the last token of all predicts nothing
         first = max(start, end - last - 1)
-        new = token_losses(model, hidden[0, first - start :], tokens[0, first + 1 : end + 1])
+        wanted = tokens[0, first + 1 : end + 1]
+        new = head_losses(model.lm_head, hidden[0, first - start :][: len(wanted)], wanted)
         losses = torch.cat((losses, new))[-last:]
         perplexities.append(math.exp(float(losses.double().mean())))
         if show is not None:
             show(so_far())
         del hidden
     return so_far()
-
-
-def token_losses(model: EquitapeForCausalLM, hidden: Tensor, wanted: Tensor) -> Tensor:
-    """[n]: losses in nats, of states [n or n + 1, C] and the tokens after them [n]."""
-    pairs = zip(hidden[: len(wanted)].split(LOGIT_TOKENS), wanted.split(LOGIT_TOKENS), strict=True)
-    return torch.cat([cross_entropy(model.lm_head(part).float(), after, reduction="none") for part, after in pairs])
 
 
 def now(device: torch.device) -> float:

@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 from .options import keeping
-from .train import DryRun, Overrides, RecipeName, Small, read_plan
+from .train import DryRun, Overrides, RecipeName, Small, read_checked
 
 
 def compare(
@@ -36,11 +36,11 @@ def compare(
     out = out or Path("runs") / file_name(loaded.name)
     comparison.check_directory(out, loaded)
     progress = Progress(Console(stderr=True))
-    plan = read_plan(loaded, out, progress, dry_run)
-    if plan is None:
+    checked = read_checked(loaded, out, progress, dry_run)
+    if checked is None:
         return
-    with keeping(lambda: comparison.describe_kept(plan, out), resume=False):
-        results = comparison.compare(plan, out, jobs=jobs, console=progress.console)
+    with keeping(lambda: comparison.describe_kept(checked, out), resume=False):
+        results = comparison.compare(checked, out, jobs=jobs, console=progress.console)
         write_report(results, out)
     show_results(results, Console())
     typer.echo(f"Wrote the report to {out / 'report.html'}.")

@@ -20,8 +20,8 @@ def demo(
     This is `equitape compare demo`: finished runs are not repeated.
     """
     from ..report import write_report
+    from ..training.checked import check_recipe
     from ..training.compare import compare, describe_kept
-    from ..training.plan import make_plan
     from ..training.recipe import load_recipe
     from ..training.show import results_table
 
@@ -32,11 +32,11 @@ def demo(
     )
     out = out or Path(f"runs/demo{suffix}")
     console = Console()
-    plan = make_plan(load_recipe("demo", [f"{key}={value}" for key, value in changed.items()]))
-    console.print(escape(plan.recipe.description))
-    with keeping(lambda: describe_kept(plan, out), resume=False):
+    checked = check_recipe(load_recipe("demo", [f"{key}={value}" for key, value in changed.items()]))
+    console.print(escape(checked.recipe.description))
+    with keeping(lambda: describe_kept(checked, out), resume=False):
         # models this small train faster on one thread than on two
-        results = compare(plan, out, jobs=2, console=console)
+        results = compare(checked, out, jobs=2, console=console)
         write_report(results, out)
     found = [name for run in results.runs if run.evaluation for name in run.evaluation.metrics]
     console.print(results_table(results, [name for name in dict.fromkeys(found) if name.startswith("bits_per_byte")]))

@@ -11,7 +11,7 @@ from .options import keeping
 
 if TYPE_CHECKING:
     from ..runs.progress import Progress
-    from ..training.plan import Plan
+    from ..training.checked import CheckedRecipe
     from ..training.recipe import Recipe
 
 RecipeName = Annotated[str, typer.Argument(help="Name of a built-in recipe, or path of a YAML file.")]
@@ -28,22 +28,22 @@ Small = Annotated[
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything and show the plan without training.")]
 
 
-def read_plan(recipe: "Recipe", out: Path, progress: "Progress", dry_run: bool) -> "Plan | None":
+def read_checked(recipe: "Recipe", out: Path, progress: "Progress", dry_run: bool) -> "CheckedRecipe | None":
     """Read the data of a recipe and print what a user should know about it; None after a dry run, which shows it."""
-    from ..training.plan import make_plan
+    from ..training.checked import check_recipe
     from ..training.run import check_data
-    from ..training.show import show_plan
+    from ..training.show import show_checked
 
     with progress.phase("reading the data"):
-        plan = make_plan(recipe)
-    check_data(out, plan.task)
+        checked = check_recipe(recipe)
+    check_data(out, checked.task)
     if dry_run:
-        show_plan(plan, Console())
+        show_checked(checked, Console())
         return None
-    for title, text in (("Training data", plan.data), ("Warning", plan.task.warning)):
+    for title, text in (("Training data", checked.data), ("Warning", checked.task.warning)):
         if text and not progress.console.quiet:
             typer.echo(f"{title}: {text}", err=True)
-    return plan
+    return checked
 
 
 def train(
@@ -90,14 +90,14 @@ def train(
     check_processes(loaded.train, int(os.environ.get("WORLD_SIZE", "1")))
     # of several processes, only the main one prints
     progress = Progress(Console(stderr=True, quiet=os.environ.get("RANK", "0") != "0"))
-    plan = read_plan(single, out, progress, dry_run)
-    if plan is None:
+    checked = read_checked(single, out, progress, dry_run)
+    if checked is None:
         return
     if resume and not (out / RECIPE).exists() and not progress.console.quiet:
         typer.echo(f"No run to resume in {out}; starting from step 0.", err=True)
     already = resume and finished(out) is not None
     with keeping(lambda: describe_kept(out), resume=True, memory=out_of_memory()):
-        result = execute(plan, choice.label, number, out, resume=resume, progress=progress)
+        result = execute(checked, choice.label, number, out, resume=resume, progress=progress)
     if result is None:
         return
     show_run(result, Console())

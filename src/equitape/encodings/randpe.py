@@ -6,9 +6,11 @@ import torch
 from torch import Tensor
 
 from .base import LayerEncoding, PositionalEncoding, register_encoding
+from .columns import RotaryLayer
+from .decay import DecayOptions
 from .frequencies import UNSCALED, check_rotary, inverse_frequencies
 from .options import Geometry, Options
-from .phasors import multiply, phasors
+from .phasors import phasors
 from .positions import Positions
 
 
@@ -26,14 +28,6 @@ class RandPEOptions(Options):
         check_rotary("randpe", self.theta, UNSCALED, geometry)
         if self.range is not None and self.range < 1:
             raise ValueError(f"Encoding 'randpe' has range {self.range}; it must be 1 or more.")
-
-
-class RandPELayer(LayerEncoding):
-    """Rotate queries and keys by the phasors of the drawn ids."""
-
-    def rotate(self, query: Tensor, key: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
-        assert state is not None
-        return multiply(query, state), multiply(key, state)
 
 
 @register_encoding("randpe")
@@ -86,4 +80,4 @@ class RandPE(PositionalEncoding):
         return phasors(positions.ids, frequencies, dtype)
 
     def layer(self, index: int) -> LayerEncoding:
-        return RandPELayer()
+        return RotaryLayer(DecayOptions(), self.geometry)

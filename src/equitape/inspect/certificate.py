@@ -18,8 +18,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from ..model import EquitapeModel
 from ..nn import Measurable
-from .capture import AT_START, is_at_start
-from .module_certificate import certify_module
+from .module_certificate import ModuleChecker
 from .verdicts import (
     FAIL,
     LIMITS,
@@ -59,31 +58,13 @@ def certify(model: Any, num_tokens: int = 32, seed: int = 0) -> Certificate:
         )
     if num_tokens < LEAST_TOKENS:
         raise ValueError(f"num_tokens is {num_tokens}; it must be {LEAST_TOKENS} or more.")
-    if is_module(model):
-        return certify_module(model, num_tokens, seed, LIMITS[dtype])
     training = model.training
     model.eval()
     try:
-        taken, cut = room_for(model, num_tokens)
-        checks = Checker(model, taken, seed, LIMITS[dtype])
-        found = [checks.shift(), checks.rotation(), checks.causality(), checks.cache(), checks.padding()]
-        found.append(checks.packing())
+        checker = ModuleChecker if is_module(model) else Checker
+        return checker(model, num_tokens, seed, LIMITS[dtype]).certify()
     finally:
         model.train(training)
-    encoding = checks.encoding
-    notes = [cut] if cut else []
-    if checks.spread == 0:
-        notes.append("All logits are equal, so the checks prove nothing.")
-    if encoding is not None and is_at_start(model):
-        notes.append(AT_START)
-    return Certificate(
-        encoding="unknown" if encoding is None else encoding.kind,
-        dtype=str(dtype).removeprefix("torch."),
-        limit=LIMITS[dtype],
-        num_tokens=taken,
-        checks=found,
-        notes=notes,
-    )
 
 
 def is_module(model: Any) -> bool:
@@ -135,9 +116,13 @@ def refusals_of(model: Any) -> tuple[type[Exception], ...]:
 
 
 class Checker(Judge):
-    """The checks, on one set of random tokens."""
+    """The checks of a causal language model, on one set of random tokens."""
+
+    names = ("shift", "rotation", "causality", "cache", "padding", "packing")
+    what = "logits"
 
     def __init__(self, model: Any, num_tokens: int, seed: int, limit: float):
+        num_tokens, self.cut = room_for(model, num_tokens)
         decoder = getattr(model, "base_model", model)
         self.model = model
         self.encoding = decoder.encoding if isinstance(decoder, EquitapeModel) else None

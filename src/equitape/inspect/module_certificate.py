@@ -11,35 +11,15 @@ from torch import Tensor
 
 from ..encodings import PositionalEncoding
 from ..nn import Attention
-from .capture import AT_START, is_at_start, target_of
-from .verdicts import NO_PHASORS, OFFSETS, Certificate, Check, Judge, find_turn, not_applicable, turned_start
-
-
-def certify_module(model: Any, num_tokens: int, seed: int, limit: float) -> Certificate:
-    """Check a module (`equitape.nn.Measurable`) on random input that it draws itself."""
-    training = model.training
-    model.eval()
-    try:
-        checks = ModuleChecker(model, num_tokens, seed, limit)
-        found = [checks.shift(), checks.rotation(), checks.causality()]
-    finally:
-        model.train(training)
-    notes = [] if checks.spread else ["All outputs are equal, so the checks prove nothing."]
-    if is_at_start(model):
-        notes.append(AT_START)
-    return Certificate(
-        encoding=checks.encoding.kind,
-        dtype=str(checks.expected.dtype).removeprefix("torch."),
-        limit=limit,
-        num_tokens=checks.ids.shape[0],
-        checks=found,
-        notes=notes,
-    )
+from .capture import target_of
+from .verdicts import NO_PHASORS, OFFSETS, Check, Judge, find_turn, not_applicable, turned_start
 
 
 class ModuleChecker(Judge):
-    """The checks, on one random input."""
+    """The checks of a module (`equitape.nn.Measurable`), on random input that it draws itself."""
 
+    names = ("shift", "rotation", "causality")
+    what = "outputs"
     encoding: PositionalEncoding
 
     def __init__(self, model: Any, num_tokens: int, seed: int, limit: float):
@@ -52,13 +32,13 @@ class ModuleChecker(Judge):
         # by identity: layers may share one
         self.encodings = list({id(layer.model_encoding): layer.model_encoding for layer in layers}.values())
         self.promised = all(encoding.shift_invariant for encoding in self.encodings)
-        self.num_tokens = num_tokens
         self.inputs, self.ids = model.sample(num_tokens, torch.Generator().manual_seed(seed))
         self.other, _ = model.sample(num_tokens, torch.Generator().manual_seed(seed + 1))
         axes = self.encoding.geometry.num_axes
         if self.ids.dim() != (1 if axes == 1 else 2) or (axes > 1 and self.ids.shape[1] != axes):
             shape = "[N]" if axes == 1 else f"[N, {axes}]"
             raise ValueError(f"`sample` returned ids of shape {list(self.ids.shape)}; they must be {shape}.")
+        self.num_tokens = len(self.ids)
         self.expected = self.run()
         self.spread = float(self.expected.double().std())
 

@@ -98,6 +98,16 @@ class Stability:
         last = len(self.changes[0].attention)
         return sorted({2**power for power in range(last.bit_length()) if 2**power <= last} | {last})
 
+    def rows(self, what: str) -> list[tuple[Change, list[float | None]]]:
+        """Changes of "attention" or "products" at the shown layers; None beyond the last layer of a model."""
+        found = [(change, getattr(change, what)) for change in self.changes]
+        layers = self.shown_layers()
+        return [
+            (change, [values[layer - 1] if layer <= len(values) else None for layer in layers])
+            for change, values in found
+            if values is not None
+        ]
+
 
 def measure_stability(
     model: Any, input_ids: Tensor, begin_token: int, also: dict[str, Any] | None = None, starts: Sequence[int] = STARTS

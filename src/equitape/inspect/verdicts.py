@@ -4,13 +4,14 @@ import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from ..encodings import PositionalEncoding, Positions
 from ..encodings.tensor_tape import TensorTape
-from .capture import replaced_hook
+from .capture import AT_START, is_at_start, replaced_hook
 
 PASS, FAIL, NOT_PROMISED, NOT_APPLICABLE = "pass", "fail", "not promised", "does not apply"
 LIMITS = {torch.float64: 1e-6, torch.float32: 1e-2}
@@ -49,10 +50,34 @@ class Certificate:
 class Judge:
     """Errors in units of the outputs' spread, and verdicts."""
 
+    names: ClassVar[tuple[str, ...]]
+    """The checks, which are methods."""
+    what: ClassVar[str]
+    """What the model returns."""
+    model: Any
     encoding: PositionalEncoding | None
     limit: float
+    num_tokens: int
+    cut: str = ""
+    """Why fewer tokens were used than asked for."""
     expected: Tensor
     spread: float
+
+    def certify(self) -> Certificate:
+        """Run all checks."""
+        notes = [self.cut] if self.cut else []
+        if self.spread == 0:
+            notes.append(f"All {self.what} are equal, so the checks prove nothing.")
+        if self.encoding is not None and is_at_start(self.model):
+            notes.append(AT_START)
+        return Certificate(
+            encoding="unknown" if self.encoding is None else self.encoding.kind,
+            dtype=str(next(self.model.parameters()).dtype).removeprefix("torch."),
+            limit=self.limit,
+            num_tokens=self.num_tokens,
+            checks=[getattr(self, name)() for name in self.names],
+            notes=notes,
+        )
 
     def error(self, found: Tensor, expected: Tensor) -> float:
         """Largest difference in units of the outputs' spread."""
@@ -76,30 +101,25 @@ def not_applicable(name: str, meaning: str, note: str) -> Check:
 
 def find_turn(encoding: PositionalEncoding) -> Callable[[Tensor], Tensor] | None:
     """A function that rotates a state by one angle per frequency; None if the state has no phasors."""
-    generator = torch.Generator().manual_seed(7)
+    sizes: tuple[int, ...]
+    shape: tuple[int, ...]
     if encoding.has_field:
-        angles = 2 * math.pi * torch.rand(encoding.geometry.head_dim // 2, generator=generator, dtype=torch.float64)
+        # real parts, then imaginary parts
+        sizes, axis, shape = (2, -1), -2, (encoding.geometry.head_dim // 2,)
+    elif isinstance(encoding, TensorTape) and encoding.options.components % 2 == 0:
+        channels, pairs = encoding.options.channels, encoding.options.components // 2
+        sizes, axis, shape = (-1, channels, pairs, 2), -1, (encoding.geometry.head_dim // channels, 1, pairs)
+    else:
+        return None
+    angles = 2 * math.pi * torch.rand(shape, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
 
-        def turn_phasors(state: Tensor) -> Tensor:
-            cos, sin = angles.cos().to(state), angles.sin().to(state)
-            real, imaginary = state.chunk(2, dim=-1)
-            return torch.cat((real * cos - imaginary * sin, real * sin + imaginary * cos), dim=-1)
+    def turn(state: Tensor) -> Tensor:
+        cos, sin = angles.cos().to(state), angles.sin().to(state)
+        first, second = state.unflatten(-1, sizes).unbind(axis)
+        turned = torch.stack((first * cos - second * sin, first * sin + second * cos), dim=axis)
+        return turned.flatten(-len(sizes))
 
-        return turn_phasors
-    if isinstance(encoding, TensorTape) and encoding.options.components % 2 == 0:
-        sizes = (-1, encoding.options.channels, encoding.options.components // 2, 2)
-        blocks = encoding.geometry.head_dim // encoding.options.channels
-        shape = (blocks, 1, encoding.options.components // 2)
-        angles = 2 * math.pi * torch.rand(shape, generator=generator, dtype=torch.float64)
-
-        def turn_components(state: Tensor) -> Tensor:
-            cos, sin = angles.cos().to(state), angles.sin().to(state)
-            first, second = state.unflatten(-1, sizes).unbind(-1)
-            turned = torch.stack((first * cos - second * sin, first * sin + second * cos), dim=-1)
-            return turned.flatten(-4)
-
-        return turn_components
-    return None
+    return turn
 
 
 def turned_start(encoding: PositionalEncoding, turn: Callable[[Tensor], Tensor]) -> AbstractContextManager[None]:

@@ -1,7 +1,7 @@
 """Positions and attention masks per layer type, from the caller's mask, ids, segments and cache."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,7 +32,9 @@ BLOCK_MASK_TOKENS = 512
 MAX_MASK_BYTES = 2**26
 """An encoding that biases scores gets a larger mask as a function, which makes it for some queries."""
 
-Mask = Tensor | BlockMask | dict[str, Any] | None
+OwnMask = Tensor | BlockMask | None
+"""The caller's mask of one layer type."""
+Mask = OwnMask | dict[str, Any]
 BuildMask = Callable[[MaskFunction | None], Tensor | BlockMask | None]
 """The mask of one layer type, narrowed by a further mask function; None if causal sdpa needs no mask: the further
 function is then up to the caller.
@@ -110,6 +112,22 @@ def seen_tokens(encoding: PositionalEncoding, x: Tensor, attention_mask: Mask, f
     return torch.nn.functional.pad(row, (first_key, 0), value=True)
 
 
+class Call(NamedTuple):
+    """What the masks of all layer types of one forward pass depend on."""
+
+    config: EquitapeConfig
+    encoding: PositionalEncoding
+    x: Tensor
+    """[B, N, C]."""
+    positions: Positions
+    past: Cache | None
+    training: bool
+
+    @property
+    def uses_sdpa(self) -> bool:
+        return self.config._attn_implementation == "sdpa"
+
+
 def build_masks(
     config: EquitapeConfig,
     encoding: PositionalEncoding,
@@ -123,70 +141,52 @@ def build_masks(
     """What each layer type attends to.
 
     training: padding on the right needs no mask, since nothing reads the logits there. hook: makes masks instead of
-    the plain ones.
+    the plain ones, in training.
     """
     if past is not None and not past.is_compileable and past.get_seq_length() == 0:
         # nothing is cached yet: the first call needs the same mask as without a cache
         past = None
     if hook is not None and past is not None:
         raise ValueError("training_attention needs full sequences; do not pass past_key_values, or call model.eval().")
-    types = config.layer_types
-    return {
-        kind: _build_layer_mask(
-            config, encoding, x, attention_mask, positions, past, kind, types.index(kind), training, hook
-        )
-        for kind in dict.fromkeys(types)
-    }
+    call = Call(config, encoding, x, positions, past, training)
+    masks = {}
+    for kind in dict.fromkeys(config.layer_types):
+        own_mask = attention_mask[kind] if isinstance(attention_mask, dict) else attention_mask
+        masks[kind] = _build_layer_mask(call, own_mask, kind, hook)
+    return masks
 
 
-def _build_layer_mask(
-    config: EquitapeConfig,
-    encoding: PositionalEncoding,
-    x: Tensor,
-    attention_mask: Mask,
-    positions: Positions,
-    past: Cache | None,
-    kind: str,
-    layer: int,
-    training: bool,
-    hook: AttentionHook | None,
-) -> AttentionMask:
+def _build_layer_mask(call: Call, own_mask: OwnMask, kind: str, hook: AttentionHook | None) -> AttentionMask:
+    config, encoding, x, positions, past, _ = call
     window = config.sliding_window if kind == "sliding_attention" else None
-    own_mask = attention_mask[kind] if isinstance(attention_mask, dict) else attention_mask
-    num_tokens = x.shape[1]
-    num_keys, first_key = past.get_mask_sizes(num_tokens, layer) if past is not None else (num_tokens, 0)
     if hook is not None:
-        return hook(lambda also: _build_mask(config, x, own_mask, positions, past, window, True, True, also), config)
-    if continues_plainly(config, encoding, x, own_mask, past, window) and can_continue(config, encoding, x, training):
+        return hook(lambda also: _build_mask(call, own_mask, window, True, also), config)
+    if continues_plainly(call, own_mask, window) and can_continue(call):
         return AttentionMask(continued=True)
-    if encoding.adds_bias and past is None and is_large(config, x, own_mask):
-        return AttentionMask(key_ids=positions.ids, rows=_mask_rows(config, x, positions, window, training))
-    mask = _build_mask(config, x, own_mask, positions, past, window, not encoding.adds_bias, training)
+    if encoding.adds_bias and past is None and is_large(call, own_mask):
+        return AttentionMask(key_ids=positions.ids, rows=_mask_rows(call, window))
+    mask = _build_mask(call, own_mask, window, not encoding.adds_bias)
     if not encoding.adds_bias:
         return AttentionMask(mask)
     if past is None:
         return AttentionMask(mask, positions.ids)
+    num_keys, first_key = past.get_mask_sizes(x.shape[1], config.layer_types.index(kind))
     seen = seen_tokens(encoding, x, own_mask, first_key)
     return AttentionMask(mask, key_ids(positions.ids, past.get_seq_length(), first_key, num_keys, seen))
 
 
-def continues_plainly(
-    config: EquitapeConfig,
-    encoding: PositionalEncoding,
-    x: Tensor,
-    attention_mask: Tensor | BlockMask | None,
-    past: Cache | None,
-    window: int | None,
-) -> bool:
+def continues_plainly(call: Call, own_mask: OwnMask, window: int | None) -> bool:
     """Whether several new tokens see all of a growing cache and each other causally, and nothing else matters."""
-    if past is None or past.is_compileable or window is not None or encoding.adds_bias or attention_mask is not None:
+    past = call.past
+    if past is None or past.is_compileable or window is not None or call.encoding.adds_bias or own_mask is not None:
         return False
-    return config._attn_implementation == "sdpa" and x.shape[1] > 1
+    return call.uses_sdpa and call.x.shape[1] > 1
 
 
-def can_continue(config: EquitapeConfig, encoding: PositionalEncoding, x: Tensor, training: bool) -> bool:
+def can_continue(call: Call) -> bool:
     """Whether a kernel does so without a mask, in the layers of all widths."""
-    if not x.is_cuda or training or torch.is_grad_enabled() or torch.compiler.is_compiling():
+    config, encoding, x = call.config, call.encoding, call.x
+    if not x.is_cuda or call.training or torch.is_grad_enabled() or torch.compiler.is_compiling():
         return False
     assert config.num_key_value_heads is not None and config.head_dim is not None
     heads, width = (config.num_attention_heads, config.num_key_value_heads), config.head_dim
@@ -195,69 +195,59 @@ def can_continue(config: EquitapeConfig, encoding: PositionalEncoding, x: Tensor
 
 
 def _build_mask(
-    config: EquitapeConfig,
-    x: Tensor,
-    attention_mask: Tensor | BlockMask | None,
-    positions: Positions,
-    past: Cache | None,
-    window: int | None,
-    may_skip: bool,
-    training: bool,
-    also: MaskFunction | None = None,
+    call: Call, own_mask: OwnMask, window: int | None, may_skip: bool, also: MaskFunction | None = None
 ) -> Tensor | BlockMask | None:
-    if isinstance(attention_mask, BlockMask) or (attention_mask is not None and attention_mask.dim() == 4):
-        return attention_mask
-    if past is not None:
+    config, x, positions = call.config, call.x, call.positions
+    if isinstance(own_mask, BlockMask) or (own_mask is not None and own_mask.dim() == 4):
+        return own_mask
+    if call.past is not None:
         create = create_causal_mask if window is None else create_sliding_window_causal_mask
         return create(
             config=config,
             inputs_embeds=x,
-            attention_mask=attention_mask,
-            past_key_values=past,
+            attention_mask=own_mask,
+            past_key_values=call.past,
             allow_is_causal_skip=may_skip,
         )
-    windowed, padding = _hidden(x, positions, window, training)
+    windowed, padding = _hidden(call, window)
     plain = padding is None and positions.segments is None and windowed is None
-    if plain and may_skip and config._attn_implementation == "sdpa":
+    if plain and may_skip and call.uses_sdpa:
         return None
     function = mask_function(positions, x.shape[0], window=windowed, also=also)
-    blocks = may_skip and prefers_blocks(config, x)
-    implementation = "flex_attention" if blocks else config._attn_implementation
+    implementation = "flex_attention" if may_skip and prefers_blocks(call) else config._attn_implementation
     return materialise(implementation, function, x, x.shape[1], padding, config)
 
 
-def is_large(config: EquitapeConfig, x: Tensor, attention_mask: Tensor | BlockMask | None) -> bool:
+def is_large(call: Call, own_mask: OwnMask) -> bool:
     """Whether a dense mask has to be made that takes much memory."""
-    made = attention_mask is None or (isinstance(attention_mask, Tensor) and attention_mask.dim() == 2)
-    return made and config._attn_implementation == "sdpa" and x.shape[0] * x.shape[1] ** 2 > MAX_MASK_BYTES
+    made = own_mask is None or (isinstance(own_mask, Tensor) and own_mask.dim() == 2)
+    return made and call.uses_sdpa and call.x.shape[0] * call.x.shape[1] ** 2 > MAX_MASK_BYTES
 
 
-def _mask_rows(
-    config: EquitapeConfig, x: Tensor, positions: Positions, window: int | None, training: bool
-) -> Callable[[int, int], Tensor]:
-    window, padding = _hidden(x, positions, window, training)
-    function = mask_function(positions, x.shape[0], window=window)
+def _mask_rows(call: Call, window: int | None) -> Callable[[int, int], Tensor]:
+    window, padding = _hidden(call, window)
+    function = mask_function(call.positions, call.x.shape[0], window=window)
 
     def rows(begin: int, end: int) -> Tensor:
         some = None if padding is None else padding[:, :end]
-        mask = materialise("sdpa", behind(function, begin), x[:, begin:end], end, some, config)
+        mask = materialise("sdpa", behind(function, begin), call.x[:, begin:end], end, some, call.config)
         assert isinstance(mask, Tensor)
         return mask
 
     return rows
 
 
-def _hidden(x: Tensor, positions: Positions, window: int | None, training: bool) -> tuple[int | None, Tensor | None]:
+def _hidden(call: Call, window: int | None) -> tuple[int | None, Tensor | None]:
     """The window and the padding [B, N] that a mask has to hide, each None if there is nothing to hide."""
-    padding = positions.valid if positions.segments is None else None
+    padding = call.positions.valid if call.positions.segments is None else None
     # a mask of ones needs no dense mask; in training neither does right padding, which causality hides from tokens
     if padding is not None and may_read():
-        unneeded = padding[:, :-1] | ~padding[:, 1:] if training else padding
+        unneeded = padding[:, :-1] | ~padding[:, 1:] if call.training else padding
         if bool(unneeded.all()):
             padding = None
-    return window if window is not None and x.shape[1] > window else None, padding
+    return window if window is not None and call.x.shape[1] > window else None, padding
 
 
-def prefers_blocks(config: EquitapeConfig, x: Tensor) -> bool:
+def prefers_blocks(call: Call) -> bool:
     """Whether FlexAttention with a block mask is faster than sdpa with a dense one, which triples its time."""
-    return config._attn_implementation == "sdpa" and x.is_cuda and x.shape[1] >= BLOCK_MASK_TOKENS
+    return call.uses_sdpa and call.x.is_cuda and call.x.shape[1] >= BLOCK_MASK_TOKENS

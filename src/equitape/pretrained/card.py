@@ -1,12 +1,12 @@
 """Model cards: what a folder contains, how it was made and how to load it."""
 
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from typing import Any
 
 from ..encodings import ENCODINGS
 from ..model import EquitapeForCausalLM
 from ..runs.environment import describe_versions
-from ..settings import Settings
+from ..settings import Settings, default_of
 from .settings import Adaptation
 
 CARD = "README.md"
@@ -79,8 +79,7 @@ def _unusual(settings: Settings) -> dict[str, Any]:
     found = {}
     for entry in fields(settings):
         value = getattr(settings, entry.name)
-        usual = entry.default if entry.default_factory is MISSING else entry.default_factory()
-        if value != usual or (entry.name == "theta" and value is not None):
+        if value != default_of(entry) or (entry.name == "theta" and value is not None):
             found[entry.name] = _unusual(value) if isinstance(value, Settings) else value
     return found
 

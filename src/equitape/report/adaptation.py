@@ -7,24 +7,20 @@ from typing import Any
 from ..runs.files import write_bytes
 from .charts import Line, LinePanel, line_plot
 from .numbers import number
-from .style import Plot, SeriesStyle, series_styles
+from .style import SeriesStyle, series_styles
 
 SMOOTHED_SHARE, SMOOTHED_STEPS = 0.05, 5
 """The running mean averages this fraction of the run, and at least this many steps."""
 
 
 def write_loss(lines: Sequence[dict[str, Any]], path: Path, kind: str | None = None) -> None:
-    """Write the plot of a log as a PNG file; nothing for a run without steps. kind: the encoding, for its colour."""
-    plot = plot_loss(lines, kind)
-    if plot is not None:
-        write_bytes(path, plot.png)
+    """Write a PNG file of loss against tokens seen: every step and a running mean; nothing for a run without steps.
 
-
-def plot_loss(lines: Sequence[dict[str, Any]], kind: str | None = None) -> Plot | None:
-    """Loss against tokens seen: every step and a running mean. lines: of log.jsonl, skipping those without a loss."""
+    lines: of log.jsonl. kind: the encoding, for its colour.
+    """
     steps = [line for line in lines if line.get("loss") is not None]
     if not steps:
-        return None
+        return
     tokens = [line["tokens"] / 1e6 for line in steps]
     losses = [float(line["loss"]) for line in steps]
     width = max(min(SMOOTHED_STEPS, len(losses)), round(SMOOTHED_SHARE * len(losses)))
@@ -38,4 +34,4 @@ def plot_loss(lines: Sequence[dict[str, Any]], kind: str | None = None) -> Plot 
         shown.append(Line(label=f"mean of {width} steps", style=plain, x=tokens, y=smooth))
     panel = LinePanel(x_label="tokens, millions", y_label="loss, nats per token", lines=shown, x_log=False)
     alt = f"Line plot of training loss against tokens seen, from {number(smooth[0])} to {number(smooth[-1])}."
-    return line_plot("loss", "Training loss", [panel], alt=alt)
+    write_bytes(path, line_plot("loss", "Training loss", [panel], alt=alt).png)

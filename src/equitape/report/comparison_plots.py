@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ..registry import counted
 from ..runs.results import PERCENT, Curve, HeatMap
 from .charts import Line, LinePanel, Mark, line_plot, log_bins, spans
-from .heat_maps import MapStyle, heat_maps, score_panel
+from .heat_maps import score_maps, score_panel
 from .numbers import number, readable
 from .style import Plot, SeriesStyle, file_name, series_styles
 from .summary import Group, Spread, Summary, curve_spreads, mean_grid
@@ -189,18 +189,13 @@ def plot_heat_maps(summary: Summary, title: str) -> Plot:
         frame, seeds = trained_corner(summary, same[0]), f", {counted(len(same), 'seed')}"
         panels.append(score_panel(label, grid, same[0], PERCENT if share else "", seeds, frame=frame))
     framed = any(panel.frame is not None for panel in panels)
-    style = MapStyle(
-        row_label=first.row_label,
-        column_label=first.column_label,
+    return score_maps(
+        title,
+        panels,
+        first,
         limits=(0.0, 100.0) if share else None,
         upwards=True,
         value_label=f"{title}, %" if share else title,
-    )
-    return heat_maps(
-        file_name("map", title),
-        title,
-        panels,
-        style,
         alt=(
             f"Heat maps of {readable(title)}{' in per cent' if share else ''} by {first.row_label} and "
             f"{first.column_label}, one per encoding, lighter is higher{', trained part framed' if framed else ''}. "

@@ -10,7 +10,7 @@ import numpy as np
 from ..runs.results import PERCENT, Bars, Curve, EvaluationReport, HeatMap
 from .charts import BarSeries, Line, Mark, bar_plot, bar_text
 from .comparison_plots import curve_plot, in_log_bins, is_by_position
-from .heat_maps import MapStyle, heat_maps, score_panel
+from .heat_maps import score_maps, score_panel
 from .numbers import number
 from .style import Plot, SeriesStyle, file_name, series_styles
 
@@ -55,21 +55,16 @@ def plot_grids(reports: Reports, title: str) -> Plot:
         context = reports[name].model["context"]
         line = None if context is None else sum(int(column) <= context for column in grid.columns)
         panels.append(score_panel(name, values, grid, PERCENT, line_before=line))
-    style = MapStyle(
-        row_label=first.row_label,
-        column_label=first.column_label,
+    return score_maps(
+        title,
+        panels,
+        first,
         limits=(0.0, 100.0),
         cell_numbers=True,
         columns=3,
         size=(1.2 + 0.36 * len(first.columns), 1.1 + 0.28 * len(first.rows)),
         aspect="auto",
         value_label="%",
-    )
-    return heat_maps(
-        file_name("map", title),
-        title,
-        panels,
-        style,
         alt=(
             f"Heat maps of {title} by {first.row_label} and {first.column_label}, a line where a model's "
             f"context ends. Means: {'; '.join(panel.described for panel in panels)}."

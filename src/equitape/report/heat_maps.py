@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ..runs.results import HeatMap
 from .charts import WHOLE_TICKS
 from .numbers import with_unit
-from .style import DIVERGING, NO_VALUE, SEQUENTIAL, Plot, figure_of, finish
+from .style import DIVERGING, NO_VALUE, SEQUENTIAL, Plot, figure_of, file_name, finish
 
 MOST_CELL_NUMBERS = 12
 """Maximum columns of a heat map that shows the value of every cell."""
@@ -93,6 +93,14 @@ def heat_maps(
         figure.supxlabel(style.column_label, fontsize="small")
         figure.supylabel(style.row_label, fontsize="small")
         return finish(figure, name, title, alt, caption)
+
+
+def score_maps(
+    title: str, panels: Sequence[MapPanel], scores: HeatMap, *, alt: str, caption: str, **style: Any
+) -> Plot:
+    """A plot of panels made by `score_panel`, with the labels of their heat map. style: as in MapStyle."""
+    chosen = MapStyle(row_label=scores.row_label, column_label=scores.column_label, **style)
+    return heat_maps(file_name("map", title), title, panels, chosen, alt=alt, caption=caption)
 
 
 def norm_of(values: NDArray[Any], style: MapStyle) -> Any:

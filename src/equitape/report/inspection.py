@@ -269,25 +269,21 @@ def write_page(
 
 def stability_tables(stability: Stability) -> list[Table]:
     """Changes of attention and states by layer, coloured by size, with a verdict per row."""
-    layers = stability.shown_layers()
+    layers = [f"layer {layer}" for layer in stability.shown_layers()]
     tables = []
     for what, title in (("attention", "attention, x 0.01"), ("products", "products of states, %")):
+        verdicts = what == "attention"
         rows = []
-        for change in stability.changes:
-            values = getattr(change, what)
-            if values is None:
-                continue
+        for change, values in stability.rows(what):
             cells = [
-                Cell(text=number(100 * values[layer - 1], digits=2), kind=size_of(values[layer - 1]))
-                if layer <= len(values)
-                else Cell(text="")
-                for layer in layers
+                Cell(text="") if value is None else Cell(text=number(100 * value, digits=2), kind=size_of(value))
+                for value in values
             ]
-            verdict = [Cell(text=change.verdict, kind=size_of(max(change.attention)))] if what == "attention" else []
+            verdict = [Cell(text=change.verdict, kind=size_of(max(change.attention)))] if verdicts else []
             rows.append([Cell(text=change.model), Cell(text=change.disturbance, kind="words"), *verdict, *cells])
-        columns = [title, "disturbance", *(["verdict"] if what == "attention" else [])]
         if rows:
-            tables.append(Table(title=title, columns=[*columns, *(f"layer {layer}" for layer in layers)], rows=rows))
+            columns = [title, "disturbance", *(["verdict"] if verdicts else []), *layers]
+            tables.append(Table(title=title, columns=columns, rows=rows))
     return tables
 
 

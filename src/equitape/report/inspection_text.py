@@ -69,15 +69,12 @@ def print_layers(inspection: Inspection, console: Console) -> None:
 
 def print_stability(stability: Stability, console: Console) -> None:
     """The paper's Table 8, with verdicts."""
-    layers = stability.shown_layers()
     for what, title in (("attention", "attention x 0.01"), ("products", "state products, %")):
-        table = narrow_table([f"{title}, by layer", *map(str, layers)])
-        for change in stability.changes:
-            values = getattr(change, what)
-            if values is not None:
-                cells = (number(100 * values[layer - 1]) if layer <= len(values) else "" for layer in layers)
-                style = VERDICT_STYLES[change.verdict] if what == "attention" else None
-                table.add_row(escape(f"{change.model}: {change.disturbance}"), *cells, style=style)
+        table = narrow_table([f"{title}, by layer", *map(str, stability.shown_layers())])
+        for change, values in stability.rows(what):
+            cells = (number(None if value is None else 100 * value) for value in values)
+            style = VERDICT_STYLES[change.verdict] if what == "attention" else None
+            table.add_row(escape(f"{change.model}: {change.disturbance}"), *cells, style=style)
         if table.row_count:
             console.print(table)
     for sentence in (*stability.verdicts(), *stability.notes):

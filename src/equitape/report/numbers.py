@@ -7,6 +7,7 @@ from ..runs.results import PERCENT
 MISSING = "-"
 ARROWS = {True: " ↑", False: " ↓", None: ""}
 """Towards better values."""
+PREFIXES = ("", "k", "M", "G", "T", "P", "E", "Z", "Y")
 
 
 def decimals(value: float, digits: int = 4) -> int:
@@ -50,12 +51,12 @@ def duration(seconds: float, shortest: float | None = None) -> str:
     return f"{seconds / size:,.1f} {unit}"
 
 
-def quantity(count: float) -> str:
-    """1234567 as 1.235 M."""
-    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if count >= size:
-            return f"{number(count / size)} {letter}"
-    return f"{count:.0f}"
+def quantity(value: float, unit: str = "", *, digits: int = 4) -> str:
+    """A number with a prefix: 1234567 as 1.235 M. Numbers below 1000 are rounded to whole ones."""
+    if value < 1000:
+        return f"{value:.0f} {unit}".rstrip()
+    power = min(int(math.log10(value)) // 3, len(PREFIXES) - 1)
+    return f"{number(value / 1000**power, digits=digits)} {PREFIXES[power]}{unit}"
 
 
 def readable(name: str) -> str:

@@ -32,7 +32,7 @@ def write_pages(template: str, out: Path, content: dict[str, Any], plots: Sequen
     folder: of the PNG files, inside `out`.
     """
     write_plots(plots, out / folder)
-    content = {"plots": plots, "plots_folder": folder, **content}
+    content = {"plots": plots, "plots_folder": f"{folder}/" if folder else "", **content}
     for page in (PAGE, MARKDOWN):
         write_text(out / page, render(f"{template}{Path(page).suffix}.j2", **content))
 

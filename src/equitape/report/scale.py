@@ -4,18 +4,9 @@ from collections.abc import Sequence
 
 from ..scale.layouts import Layout
 from ..scale.planning import Plan
-from .numbers import number
+from .numbers import number, quantity
 
 GIB = 2**30
-PREFIXES = ("", "k", "M", "G", "T", "P", "E", "Z", "Y")
-
-
-def figure(value: float, unit: str = "") -> str:
-    """A quantity with three significant digits and a prefix: 1.23 PFLOP."""
-    index = 0
-    while abs(value) >= 1000 and index < len(PREFIXES) - 1:
-        value, index = value / 1000, index + 1
-    return f"{number(float(value), digits=3)} {PREFIXES[index]}{unit}".rstrip()
 
 
 def gibibytes(size: float) -> str:
@@ -49,7 +40,7 @@ def plan_cells(plan: Plan) -> dict[str, str]:
     training, serving, memory = plan.training, plan.serving, plan.training.memory
     fewest = "more than 1,048,576" if plan.fewest_gpus is None else number(plan.fewest_gpus)
     return {
-        "parameters": figure(plan.parameters),
+        "parameters": quantity(plan.parameters, digits=3),
         "layout": describe_layout(training.layout),
         "weights per GPU": gibibytes(memory.weights),
         "optimizer per GPU": gibibytes(memory.optimizer),
@@ -59,7 +50,7 @@ def plan_cells(plan: Plan) -> dict[str, str]:
         "logits per GPU": gibibytes(memory.logits),
         "peak per GPU": gibibytes(memory.peak) + ("" if training.fits else " (too much)"),
         "fewest GPUs that fit": fewest,
-        "operations per GPU and step": figure(training.operations, "FLOP"),
+        "operations per GPU and step": quantity(training.operations, "FLOP", digits=3),
         "ring traffic per GPU and step": gibibytes(training.ring_bytes),
         "weights and gradients on the wire": gibibytes(training.gather_bytes),
         "time to compute": seconds(training.compute_seconds),

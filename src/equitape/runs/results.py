@@ -5,7 +5,7 @@ null in JSON and None here.
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from types import UnionType
@@ -243,7 +243,27 @@ class Comparison(Stored):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluationReport(Stored):
+class Report(Stored):
+    """What a task finds in the records of one model."""
+
+    protocol: list[str]
+    """How it was measured, in sentences: lengths, strides, prompts, scores."""
+    metrics: Mapping[str, float | None]
+    short: Mapping[str, float | None] = field(default_factory=dict)
+    """Quality at short lengths, which context extension must preserve."""
+    notes: list[str] = field(default_factory=list)
+    """Caveats for the reader: truncated or skipped examples, failures."""
+    intervals: dict[str, list[float]] = field(default_factory=dict)
+    """[low, high]: 95 % confidence intervals over documents, for metrics that have one."""
+    grids: list[HeatMap] = field(default_factory=list)
+    curves: list[Curve] = field(default_factory=list)
+    bars: list[Bars] = field(default_factory=list)
+    declared: tuple[Metric, ...] = ()
+    """Metrics that only the records know. Default: those of the task's class."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationReport(Report):
     """One model evaluated on one task. report.json holds it."""
 
     origin = "a report.json of equitape eval"
@@ -260,18 +280,6 @@ class EvaluationReport(Stored):
     """Whether a higher headline is better."""
     declared: tuple[Metric, ...] = KNOWN_METRICS
     """How to read the figures in `metrics` and `short`."""
-    protocol: list[str]
-    """How it was measured, in sentences."""
-    metrics: dict[str, float | None]
-    short: dict[str, float | None] = field(default_factory=dict)
-    """Quality at short lengths, which context extension must preserve."""
-    intervals: dict[str, list[float]] = field(default_factory=dict)
-    """[low, high]: 95 % confidence intervals over documents, for metrics that have one."""
-    notes: list[str] = field(default_factory=list)
-    """Caveats for the reader: truncated or skipped examples, failures."""
-    grids: list[HeatMap] = field(default_factory=list)
-    curves: list[Curve] = field(default_factory=list)
-    bars: list[Bars] = field(default_factory=list)
     cost: dict[str, Any] = field(default_factory=dict)
     """seconds, tokens, peak_mib; None if unknown."""
     environment: dict[str, Any] = field(default_factory=dict)

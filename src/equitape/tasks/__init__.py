@@ -9,10 +9,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..registry import Registry, describe_choices
+from ..runs.results import Report
 from ..settings import describe_settings
 from ..values import parse_value, split_pair
 from .base import Curve, Evaluation, HeatMap, Task
-from .evaluation import EvaluationTask, Report, Unit
+from .evaluation import EvaluationTask, Unit
 
 __all__ = [
     "EVALUATIONS",

@@ -6,11 +6,11 @@ on which of them were done before, so an interrupted run goes on. A report is ma
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ..runs.results import Bars, Curve, HeatMap, Metric
+from ..runs.results import Report
 from ..settings import Settings
 from .base import TaskBase
 from .evaluated_model import EvaluatedModel
@@ -36,26 +36,6 @@ class Unit:
     def cost(self) -> float:
         """Roughly proportional to its time; attention grows with the square of the length."""
         return self.rows * self.length * (1 + self.length / 16384)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Report:
-    """The results of a model."""
-
-    protocol: list[str]
-    """How it was measured, in sentences: lengths, strides, prompts, scores."""
-    metrics: dict[str, float]
-    short: dict[str, float]
-    """Quality at short lengths, which context extension must preserve."""
-    notes: list[str] = field(default_factory=list)
-    """Caveats: what was cut, left out or could not be run."""
-    intervals: dict[str, list[float]] = field(default_factory=dict)
-    """[low, high] of metrics, 95 % over documents."""
-    grids: list[HeatMap] = field(default_factory=list)
-    curves: list[Curve] = field(default_factory=list)
-    bars: list[Bars] = field(default_factory=list)
-    declared: tuple[Metric, ...] = ()
-    """Metrics that only the records know. Default: those of the task's class."""
 
 
 class EvaluationTask(TaskBase):

@@ -10,10 +10,10 @@ from typing import Any
 from ..runs.errors import first_line
 from ..runs.files import make_directory
 from ..runs.folders import file_name
-from ..runs.results import Bars, Metric
+from ..runs.results import Bars, Metric, Report
 from ..settings import Settings
 from .evaluated_model import EvaluatedModel
-from .evaluation import Advance, EvaluationTask, Record, Report, Unit
+from .evaluation import Advance, EvaluationTask, Record, Unit
 from .harness_model import COUNTED, quiet_harness, wrap
 
 COUNTS = ("sample_len", "sample_count")

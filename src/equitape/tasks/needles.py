@@ -14,11 +14,11 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from ..data.text import read_documents
 from ..registry import counted
-from ..runs.results import EXACT_MATCH, PERCENT, HeatMap, Metric
+from ..runs.results import EXACT_MATCH, PERCENT, HeatMap, Metric, Report
 from ..settings import Len, Positive, Settings, Share
 from .decoding import write_answers
 from .evaluated_model import EvaluatedModel
-from .evaluation import Advance, EvaluationTask, Record, Report, Unit, mean
+from .evaluation import Advance, EvaluationTask, Record, Unit, mean
 from .haystack import NOISE, PromptMaker
 from .needle_kinds import KINDS, Example, passkey
 from .prompt_lengths import SHORT, choose_lengths, describe_short, measure, split_by_context

@@ -337,10 +337,13 @@ def _hidden(decoder: Any, tokens: Tensor) -> Tensor:
 
 
 def _losses_by_head(decoder: Any, head: Any, tokens: Tensor, targets: Tensor) -> Tensor:
-    hidden = _hidden(decoder, tokens).flatten(0, 1)
-    chunks = zip(hidden.split(CHUNK_TOKENS), targets.flatten().split(CHUNK_TOKENS), strict=True)
-    losses = [_cross_entropy(head(part), wanted) for part, wanted in chunks]
-    return torch.cat(losses).view(targets.shape)
+    return head_losses(head, _hidden(decoder, tokens).flatten(0, 1), targets.flatten()).view(targets.shape)
+
+
+def head_losses(head: Any, hidden: Tensor, targets: Tensor) -> Tensor:
+    """Losses in nats of tokens [n] after states [n, C], with the logits of CHUNK_TOKENS of them at a time: [n]."""
+    chunks = zip(hidden.split(CHUNK_TOKENS), targets.split(CHUNK_TOKENS), strict=True)
+    return torch.cat([_cross_entropy(head(part), wanted) for part, wanted in chunks])
 
 
 def _losses_by_cache(model: Any, tokens: Tensor, targets: Tensor) -> Tensor:

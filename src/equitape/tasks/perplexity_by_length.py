@@ -12,10 +12,10 @@ import torch
 
 from ..data.text import read_documents, short_names
 from ..data.tokens import TokenStore, build_tokens
-from ..runs.results import BITS_PER_BYTE, PERPLEXITY, Curve
+from ..runs.results import BITS_PER_BYTE, PERPLEXITY, Curve, Report
 from ..settings import Positive, Settings
 from .evaluated_model import EvaluatedModel
-from .evaluation import Advance, EvaluationTask, Record, Report, Unit
+from .evaluation import Advance, EvaluationTask, Record, Unit
 from .perplexity import ScoreRule, cut_windows, score_windows, spread_spans
 from .prompt_lengths import split_by_context
 

@@ -8,12 +8,12 @@ import torch
 from ..data.scrolls import Item, load_examples
 from ..data.scrolls_prompts import DATASETS, CutRule, PromptWriter
 from ..data.tokens import PieceTokenizer
-from ..runs.results import PERCENT, PERPLEXITY, Bars, Metric
+from ..runs.results import PERCENT, PERPLEXITY, Bars, Metric, Report
 from ..settings import Positive, Settings
 from . import text_metrics as metrics
 from .decoding import write_answers
 from .evaluated_model import EvaluatedModel
-from .evaluation import Advance, EvaluationTask, Record, Report, Unit, mean
+from .evaluation import Advance, EvaluationTask, Record, Unit, mean
 from .perplexity import perplexity
 
 SCORES = tuple(

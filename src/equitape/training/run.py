@@ -24,9 +24,9 @@ from ..runs.results import RunResult
 from ..tasks.base import IGNORED, Evaluation, Task
 from ..values import parse_yaml
 from . import checkpoints
+from .checked import CheckedRecipe, start_model
 from .fit import MODEL, fit, uses_bf16, uses_compiler, without_bars
 from .log import LOG, read_log, thin
-from .plan import Plan, start_model
 from .recipe import Recipe, read_recipe, resolved, spell_out, to_yaml
 from .settings import UNIMPORTANT, TrainSettings
 
@@ -58,7 +58,7 @@ class PadTo:
 
 
 def execute(
-    plan: Plan,
+    checked: CheckedRecipe,
     label: str,
     seed: int,
     run_dir: Path,
@@ -76,14 +76,14 @@ def execute(
     main = processes.is_main_process
     shown = progress if main and progress is not None else Progress()
     with locked(run_dir) if main else nullcontext():
-        return _execute(plan, label, seed, run_dir, resume, shown, side_by_side)
+        return _execute(checked, label, seed, run_dir, resume, shown, side_by_side)
 
 
 def _execute(
-    plan: Plan, label: str, seed: int, run_dir: Path, resume: bool, progress: Progress, side_by_side: int
+    checked: CheckedRecipe, label: str, seed: int, run_dir: Path, resume: bool, progress: Progress, side_by_side: int
 ) -> RunResult | None:
     processes = PartialState()
-    recipe, task = plan.recipe, plan.task
+    recipe, task = checked.recipe, checked.task
     check_directory(run_dir, single_run(recipe, label, seed), resume)
     check_data(run_dir, task)
     ended = finished(run_dir) if resume else None
@@ -95,7 +95,7 @@ def _execute(
     if processes.is_main_process:
         write_text(run_dir / RECIPE, to_yaml(single_run(recipe, label, seed)))
         keep_digest(run_dir, task)
-    choice, config = recipe.choose(label), plan.configs[label]
+    choice, config = recipe.choose(label), checked.configs[label]
     settings = replace(recipe.train, seed=seed, jumps=choice.jumps)
     with progress.phase("loading the model"):
         model = build_model(config, seed) if choice.start is None else start_model(choice.start, config)
@@ -105,7 +105,7 @@ def _execute(
         return score(model, task, seed, recipe.evaluation.share_while_training, settings).metrics
 
     result = replace(
-        describe_run(plan, label, seed),
+        describe_run(checked, label, seed),
         parameters=model.num_parameters(),
         environment=describe_environment() | {"side_by_side": side_by_side},
     )
@@ -196,9 +196,9 @@ def score(model: Any, task: Task, seed: int, share: float, settings: TrainSettin
         return task.evaluate(model, seed, share)
 
 
-def describe_run(plan: Plan, label: str, seed: int) -> RunResult:
+def describe_run(checked: CheckedRecipe, label: str, seed: int) -> RunResult:
     """The result of a run that has not started."""
-    encoding = plan.configs[label].encoding
+    encoding = checked.configs[label].encoding
     assert isinstance(encoding, dict)
     return RunResult(label=label, encoding=encoding, seed=seed)
 

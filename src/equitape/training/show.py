@@ -1,4 +1,4 @@
-"""Printing plans and results on a terminal."""
+"""Printing checked recipes and results on a terminal."""
 
 from rich.console import Console
 from rich.markup import escape
@@ -6,13 +6,13 @@ from rich.table import Table
 
 from ..registry import counted
 from ..runs.results import Comparison, RunResult
-from .plan import Plan, describe_plan
+from .checked import CheckedRecipe, describe_checked
 
 
-def show_plan(plan: Plan, console: Console) -> None:
+def show_checked(checked: CheckedRecipe, console: Console) -> None:
     """Print what a recipe would run."""
-    described = describe_plan(plan)
-    console.print(f"[bold]{escape(plan.recipe.name)}[/bold] {escape(plan.recipe.description)}".strip())
+    described = describe_checked(checked)
+    console.print(f"[bold]{escape(checked.recipe.name)}[/bold] {escape(checked.recipe.description)}".strip())
     table = Table(show_header=False)
     for name in ("task", "data", "trained_length", "tested_length", "budget", "batch_size", "evaluation"):
         if described[name]:
@@ -21,8 +21,8 @@ def show_plan(plan: Plan, console: Console) -> None:
         seeds = f"{'seed' if len(about['seeds']) == 1 else 'seeds'} {', '.join(map(str, about['seeds']))}"
         table.add_row(escape(label), f"{about['parameters']:,} parameters, {seeds}")
     console.print(table)
-    if plan.task.warning:
-        console.print(f"Warning: {escape(plan.task.warning)}", highlight=False)
+    if checked.task.warning:
+        console.print(f"Warning: {escape(checked.task.warning)}", highlight=False)
     console.print("Dry run: nothing was trained.")
 
 

@@ -20,7 +20,7 @@ from .recipe import EncodingChoice, Recipe, spell_out
 
 
 @dataclass(frozen=True)
-class Plan:
+class CheckedRecipe:
     """A recipe that passed all checks."""
 
     recipe: Recipe
@@ -37,7 +37,7 @@ class Plan:
         return [(choice, seed) for choice in self.recipe.choices for seed in choice.seeds]
 
 
-def make_plan(recipe: Recipe) -> Plan:
+def check_recipe(recipe: Recipe) -> CheckedRecipe:
     """Build the task, and check every encoding against it and the model. Each error is one sentence."""
     if all(getattr(recipe.train, name) is None for name in ("steps", "tokens", "minutes")):
         raise ValueError("train has no budget; set one of steps, tokens and minutes.")
@@ -50,7 +50,7 @@ def make_plan(recipe: Recipe) -> Plan:
     except OSError as error:
         raise ValueError(f"Cannot read the data of task {recipe.task['name']!r}: {error}.") from None
     configs = {choice.label: build_config(recipe, task, choice) for choice in recipe.choices}
-    return Plan(spell_out(recipe), task, configs, getattr(examples, "summary", ""))
+    return CheckedRecipe(spell_out(recipe), task, configs, getattr(examples, "summary", ""))
 
 
 def build_config(recipe: Recipe, task: Task, choice: EncodingChoice) -> EquitapeConfig:
@@ -101,9 +101,9 @@ def count_parameters(config: EquitapeConfig) -> int:
         return sum(parameter.numel() for parameter in EquitapeForCausalLM(config).parameters())
 
 
-def describe_plan(plan: Plan) -> dict[str, Any]:
+def describe_checked(checked: CheckedRecipe) -> dict[str, Any]:
     """What running the recipe would do, as plain data."""
-    recipe, task = plan.recipe, plan.task
+    recipe, task = checked.recipe, checked.task
     examples: Any = task.training_set(recipe.choices[0].seeds[0])
     if recipe.train.minutes is not None:
         budget = f"{recipe.train.minutes:g} minutes"
@@ -121,10 +121,10 @@ def describe_plan(plan: Plan) -> dict[str, Any]:
         "tested_length": task.tested_length,
         "budget": budget,
         "batch_size": recipe.train.batch_size,
-        "data": plan.data,
+        "data": checked.data,
         "evaluation": evaluation,
         "encodings": {
-            choice.label: {"parameters": count_parameters(plan.configs[choice.label]), "seeds": list(choice.seeds)}
+            choice.label: {"parameters": count_parameters(checked.configs[choice.label]), "seeds": list(choice.seeds)}
             for choice in recipe.choices
         },
     }
