@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, BertConfig
 import equitape
 from cases import gap
 from command_line import call, in_one_line, invoke
+from equitape.adapt import finetune as finetuning
 from equitape.extend import prepare as preparation
 from equitape.extend import run as stages
 from equitape.extend.columns import comparator_settings, list_comparators
@@ -187,8 +188,13 @@ def test_a_kill_costs_nothing_that_is_done(room, done, tmp_path, monkeypatch, st
 def test_a_finished_extension_needs_no_model_again(room, done, monkeypatch):
     out, extension = done
     monkeypatch.setattr(stages, "load_evaluated_model", None)
+    monkeypatch.setattr(finetuning, "build", None)
+    # as after a kill between the results and the end of the checkpoints
+    checkpoint = out / "training" / "checkpoints" / "checkpoint-6"
+    checkpoint.mkdir(parents=True)
     options = {"to": 640, "eval_lengths": [CONTEXT, 128, 640], "resume": True}
     assert extend(room, out, **options).verdict == extension.verdict
+    assert not checkpoint.exists()
     # the tolerance changes the verdict alone
     strict = extend(room, out, **options, tolerance=1.0)
     assert strict.verdict.success

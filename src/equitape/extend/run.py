@@ -21,7 +21,7 @@ from typing import Any
 
 from rich.console import Console
 
-from ..adapt.finetune import finetune
+from ..adapt.finetune import finetune, read_finished, remove_checkpoints
 from ..evaluation import load_evaluated_model
 from ..pretrained.adapter import DESCRIPTION, TENSORS
 from ..pretrained.adapting import build, load_adapter, name_of, save_whole
@@ -161,7 +161,13 @@ class Stages:
         return load_evaluated_model(model, base=base, tokenizer=self.settings.tokenizer, dtype=self.dtype, label=label)
 
     def train(self, plan: Plan, folder: Path) -> dict[str, Any]:
-        """The fine-tuning run of a plan."""
+        """The fine-tuning run of a plan. A finished one needs no model again."""
+        finished = read_finished(folder)
+        planned = {"adapt": plan.adapt.to_dict(), "train": plan.train.to_dict()}
+        if finished is not None and plain(planned) == {name: finished[name] for name in planned}:
+            if join_processes().is_main_process:
+                remove_checkpoints(folder)
+            return finished
         scored = max(1, min(plan.row_length, self.prepared.text.longest - 2))
         course = course_of(self.settings, plan.train, plan.row_length, scored, plan.recall, plan.whole_rows)
         return finetune(self.base, plan.adapt, course, folder, resume=True, console=self.console)
