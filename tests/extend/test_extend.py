@@ -13,11 +13,12 @@ import equitape
 from cases import gap
 from command_line import call, in_one_line, invoke
 from equitape.adapt import finetune as finetuning
+from equitape.data.tokenizers import byte_tokenizer
 from equitape.extend import prepare as preparation
 from equitape.extend import run as stages
 from equitape.extend.columns import comparator_settings, list_comparators
 from equitape.extend.prepare import PAGES_BYTES, bytes_on_disk, prepare
-from equitape.extend.settings import ExtendSettings
+from equitape.extend.settings import COMPARATORS, ExtendSettings
 from equitape.report.extension import better_columns
 from equitape.runs.extension import Extension
 from equitape.runs.files import plain
@@ -254,6 +255,29 @@ def test_every_comparator_by_one_name():
     assert "tape" not in list_comparators(ExtendSettings(to=64, compare=("all",), method="tape"))
     with pytest.raises(ValueError, match=r"There is no comparator 'drop'\. Did you mean 'drope'"):
         ExtendSettings(to=64, compare=("drop",))
+
+
+def test_comparators_that_the_base_does_not_allow(room, tmp_path):
+    """Refused by name before any work; left out of "all" with a reason."""
+    scaling = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 2.0, "low_freq_factor": 1.0,
+               "high_freq_factor": 4.0, "original_max_position_embeddings": 16}  # fmt: skip
+    base = tmp_path / "base"
+    sizes = {"vocab_size": 258, "max_position_embeddings": CONTEXT, "eos_token_id": 256, "pad_token_id": 257}
+    make_source("llama", rope_parameters=scaling, **sizes).save_pretrained(base)
+    byte_tokenizer().save_pretrained(base)
+    refused = "yarn cannot be compared: The source already scales its positions by 'llama3'"
+    with pytest.raises(ValueError, match=refused):
+        prepare(base, ExtendSettings.parse({"to": 128, **options_of(room, compare=["lora", "yarn"])}, "extend"))
+    with pytest.raises(ValueError, match=r"^The source already scales its positions by 'llama3'"):
+        prepare(base, ExtendSettings.parse({"to": 128, **options_of(room, scaling="yarn")}, "extend"))
+    prepared = prepare(base, ExtendSettings.parse({"to": 128, **options_of(room, compare=["all"])}, "extend"))
+    allowed = set(COMPARATORS) - {"theta+lora"}
+    left_out = {name for name in allowed if name.startswith(("yarn", "linear", "longlora"))}
+    assert set(prepared.comparators) == allowed - left_out
+    notes = [note for note in prepared.notes if note.startswith("Not compared: ")]
+    named = {name for note in notes for name in note.removeprefix("Not compared: ").partition(". ")[0].split(", ")}
+    assert named == left_out
+    assert all("already scales its positions by 'llama3'" in note for note in notes)
 
 
 def test_a_comparator_has_its_own_settings():
