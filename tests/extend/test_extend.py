@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, BertConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, BertConfig
 
 import equitape
 from cases import gap
@@ -19,7 +19,7 @@ from equitape.extend import run as stages
 from equitape.extend.columns import comparator_settings, list_comparators
 from equitape.extend.prepare import PAGES_BYTES, bytes_on_disk, prepare
 from equitape.extend.settings import COMPARATORS, ExtendSettings
-from equitape.report.extension import better_columns
+from equitape.report.extension import better_columns, try_command
 from equitape.runs.extension import Extension
 from equitape.runs.files import plain
 from families import make_source
@@ -70,6 +70,11 @@ def test_a_success_writes_everything(room, done):
         assert "equitape generate" in text
     assert page.count("<svg") == 3  # perplexity, passkey, needles
     assert "## Before and after" in card
+    # sentences begin on the left, figures end on the right
+    assert "|  | choice | reason |\n| --- | --- | --- |" in (out / "report.md").read_text()
+    assert "|  | original | extended |\n| --- | ---: | ---: |" in card
+    assert '<th scope="col" class="words">reason</th>' in page
+    assert '<th scope="col">extended</th>' in page
     title = card.partition("\n# ")[2].splitlines()
     assert title[:3] == ["base, theta+lora", "", extension.verdict.sentence]
     assert card.count(extension.verdict.sentence) == 1
@@ -126,9 +131,30 @@ def test_the_result_loads(room, done):
     tokens = torch.randint(0, 250, (1, 100))
     with torch.no_grad():
         assert gap(whole(tokens).logits, adapted(tokens).logits) < 1e-5
-    assert "## Before and after" in (out / "model" / "README.md").read_text()
+    card = (out / "model" / "README.md").read_text()
+    assert "## Before and after" in card
+    assert f"\nequitape generate {out / 'model'} 'The story so far:'\n" in card
+    assert "[report.md](../report.md)" in card
     command = (out / "README.md").read_text().partition("equitape generate ")[2].splitlines()[0]
     assert str(room / "base") in command
+
+
+def test_the_command_to_try_suits_the_tokenizer(done):
+    out, extension = done
+    own = {**extension.settings, "tokenizer": "my words"}
+    chats = replace(extension, chats=True, settings=own)
+    assert try_command(chats) == f"equitape chat {out} --base {extension.base_path} --tokenizer 'my words'"
+    assert try_command(chats, "model") == f"equitape chat {out / 'model'}"
+    assert not extension.chats
+
+
+def test_a_chat_template_is_noticed(room, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(room / "base")
+    tokenizer.chat_template = "{{ messages[0].content }}"
+    tokenizer.save_pretrained(tmp_path / "words")
+    extension = extend(room, tmp_path / "out", tokenizer=str(tmp_path / "words"), steps=1, measure=["perplexity"])
+    assert "\nequitape chat " in (tmp_path / "out" / "README.md").read_text()
+    assert Extension.read(tmp_path / "out" / "results.json").chats == extension.chats
 
 
 def test_rows_are_short_and_ids_jump(done):

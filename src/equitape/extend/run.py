@@ -106,6 +106,7 @@ class Stages:
             training=self.training,
             notes=self.prepared.notes,
             environment=describe_environment(),
+            chats=bool(getattr(self.prepared.tokenizer, "chat_template", None)),
         )
         self.write(extension)
         return extension
@@ -227,7 +228,7 @@ class Stages:
             folder = self.out / MODEL
             save_whole(load_adapter(self.base, self.out), self.prepared.tokenizer, folder)
             card = (folder / CARD).read_text(encoding="utf-8")
-            write_text(folder / CARD, extension_card(extension, card))
+            write_text(folder / CARD, extension_card(extension, card, MODEL))
         write_extension(extension, self.out)
         write_json(self.out / RESULTS, extension.to_dict())
 
