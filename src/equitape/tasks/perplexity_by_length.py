@@ -251,8 +251,8 @@ class Perplexity(EvaluationTask):
                 f"Windows of the stated lengths {f'begin every {stride} tokens' if stride else 'do not overlap'}; "
                 f"predictions that count: {rule}."
                 + (
-                    f" Per document at most {counted(self.options.windows, 'piece')} of {lengths[-1]} tokens are scored, "
-                    f"spread evenly, the same at every length."
+                    f" Per document at most {counted(self.options.windows, 'piece')} of {lengths[-1]} tokens are "
+                    f"scored, spread evenly, the same at every length."
                     if self.options.windows
                     else ""
                 ),
