@@ -18,6 +18,7 @@ from equitape.extend import prepare as preparation
 from equitape.extend import run as stages
 from equitape.extend.columns import comparator_settings, list_comparators
 from equitape.extend.prepare import PAGES_BYTES, bytes_on_disk, prepare
+from equitape.extend.proof import describe_success
 from equitape.extend.settings import COMPARATORS, ExtendSettings
 from equitape.report.extension import better_columns, try_command
 from equitape.runs.extension import Extension
@@ -121,6 +122,26 @@ def test_a_better_column_is_named(done):
     sentences = better_columns(replace(extension, reports={**extension.reports, **columns}))
     assert sentences == ["Better than the extended model in some figures, and worse in none: reads, finds."]
     assert better_columns(extension) == []
+
+
+def test_a_success_claims_no_length_beyond_the_measured_ones(done):
+    """640 tokens were measured. With a longer context, or with perplexity alone at fewer, the sentence says so."""
+    _, extension = done
+
+    def sentence(to, reports=extension.reports):
+        return describe_success(to, CONTEXT, 7, reports)
+
+    assert sentence(640) == extension.verdict.sentence.replace(f"all {len(extension.verdict.checks)} ", "all 7 ")
+    assert sentence(100_000) == (
+        "Success up to 640 tokens instead of 32: all 7 checks passed. Nothing between there and the new context, "
+        "100,000, was measured."
+    )
+    extended = extension.reports["extended"]
+    examples = {**extended["perplexity"].examples, "lengths": [16, 32, 128]}
+    shorter = {**extended, "perplexity": replace(extended["perplexity"], examples=examples)}
+    found = sentence(640, {**extension.reports, "extended": shorter})
+    assert "the model now reads 640 tokens" in found
+    assert " Perplexity was measured up to 128 tokens. Passkey at 640 tokens: " in found
 
 
 def test_the_result_loads(room, done):
