@@ -4,8 +4,9 @@
         --output reading.json --plot reading.png
 
 The text is the documents of --data, joined, from their beginning; from its start again if it is too short. Both models
-are the package's decoder: the adapter, and the base with its own positions (--rope-tokens of them, 0 for none). Without
-an adapter (give "tape"), the base gets TAPE untrained, which computes what RoPE does at the cost of TAPE.
+are the package's decoder: the adapter, and --rope-adapter or the base with its own positions (--rope-tokens of them, 0
+for none). Without an adapter (give "tape"), the base gets TAPE untrained, which computes what RoPE does at the cost of
+TAPE.
 """
 
 import argparse
@@ -43,7 +44,8 @@ def main():
     parser.add_argument("--base", required=True)
     parser.add_argument("--data", required=True, nargs="+", help="text: files, folders or archives")
     parser.add_argument("--tokens", type=int, default=2**20)
-    parser.add_argument("--rope-tokens", type=int, help="of the base; the same if not given")
+    parser.add_argument("--rope-adapter", help="folder of an adapter without TAPE; the base itself if not given")
+    parser.add_argument("--rope-tokens", type=int, help="for RoPE to read; the same if not given")
     parser.add_argument("--chunk", type=int, default=CHUNK)
     parser.add_argument("--last", type=int, default=LAST, help="tokens at the end whose perplexity is printed")
     parser.add_argument("--seconds", type=float, help="end each reading before it takes longer")
@@ -58,12 +60,11 @@ def main():
     for name, tokens in wanted.items():
         if not tokens:
             continue
-        if name == "RoPE":
-            model = adapt(given.base, "full", dtype=dtype)
-        elif given.adapter == "tape":
-            model = adapt(given.base, "tape", dtype=dtype)
+        folder = given.rope_adapter if name == "RoPE" else given.adapter
+        if folder in (None, "tape"):
+            model = adapt(given.base, "full" if name == "RoPE" else "tape", dtype=dtype)
         else:
-            model = load_adapter(given.base, given.adapter, dtype=dtype)
+            model = load_adapter(given.base, folder, dtype=dtype)
         model.requires_grad_(False).to(device)
         check_kernel(model, device)
         # kernels are loaded and compiled before anything is timed

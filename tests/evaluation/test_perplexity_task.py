@@ -91,7 +91,7 @@ def test_strides_windows_and_joining(texts, tmp_path):
     everything = run("all", stride=4, score="all")
     assert "LongLoRA" in everything["protocol"][0]
     few = run("few", windows=1)
-    assert "at most 1 pieces of 16 tokens" in few["protocol"][0]
+    assert "at most 1 piece of 16 tokens" in few["protocol"][0]
     # 17 tokens make one window of 16: all four documents have one
     assert "the same 64 tokens at every length" in few["notes"][0]
     joined = run("joined", join=True)

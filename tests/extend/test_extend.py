@@ -7,17 +7,20 @@ from dataclasses import replace
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, BertConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, BertConfig
 
 import equitape
 from cases import gap
 from command_line import call, in_one_line, invoke
+from equitape.adapt import finetune as finetuning
+from equitape.data.tokenizers import byte_tokenizer
 from equitape.extend import prepare as preparation
 from equitape.extend import run as stages
 from equitape.extend.columns import comparator_settings, list_comparators
 from equitape.extend.prepare import PAGES_BYTES, bytes_on_disk, prepare
-from equitape.extend.settings import ExtendSettings
-from equitape.report.extension import better_columns
+from equitape.extend.proof import describe_success
+from equitape.extend.settings import COMPARATORS, ExtendSettings
+from equitape.report.extension import better_columns, try_command
 from equitape.runs.extension import Extension
 from equitape.runs.files import plain
 from families import make_source
@@ -68,6 +71,11 @@ def test_a_success_writes_everything(room, done):
         assert "equitape generate" in text
     assert page.count("<svg") == 3  # perplexity, passkey, needles
     assert "## Before and after" in card
+    # sentences begin on the left, figures end on the right
+    assert "|  | choice | reason |\n| --- | --- | --- |" in (out / "report.md").read_text()
+    assert "|  | original | extended |\n| --- | ---: | ---: |" in card
+    assert '<th scope="col" class="words">reason</th>' in page
+    assert '<th scope="col">extended</th>' in page
     title = card.partition("\n# ")[2].splitlines()
     assert title[:3] == ["base, theta+lora", "", extension.verdict.sentence]
     assert card.count(extension.verdict.sentence) == 1
@@ -116,6 +124,26 @@ def test_a_better_column_is_named(done):
     assert better_columns(extension) == []
 
 
+def test_a_success_claims_no_length_beyond_the_measured_ones(done):
+    """640 tokens were measured. With a longer context, or with perplexity alone at fewer, the sentence says so."""
+    _, extension = done
+
+    def sentence(to, reports=extension.reports):
+        return describe_success(to, CONTEXT, 7, reports)
+
+    assert sentence(640) == extension.verdict.sentence.replace(f"all {len(extension.verdict.checks)} ", "all 7 ")
+    assert sentence(100_000) == (
+        "Success up to 640 tokens instead of 32: all 7 checks passed. Nothing between there and the new context, "
+        "100,000, was measured."
+    )
+    extended = extension.reports["extended"]
+    examples = {**extended["perplexity"].examples, "lengths": [16, 32, 128]}
+    shorter = {**extended, "perplexity": replace(extended["perplexity"], examples=examples)}
+    found = sentence(640, {**extension.reports, "extended": shorter})
+    assert "the model now reads 640 tokens" in found
+    assert " Perplexity was measured up to 128 tokens. Passkey at 640 tokens: " in found
+
+
 def test_the_result_loads(room, done):
     out, _ = done
     adapted = equitape.load_adapter(room / "base", out)
@@ -124,9 +152,30 @@ def test_the_result_loads(room, done):
     tokens = torch.randint(0, 250, (1, 100))
     with torch.no_grad():
         assert gap(whole(tokens).logits, adapted(tokens).logits) < 1e-5
-    assert "## Before and after" in (out / "model" / "README.md").read_text()
+    card = (out / "model" / "README.md").read_text()
+    assert "## Before and after" in card
+    assert f"\nequitape generate {out / 'model'} 'The story so far:'\n" in card
+    assert "[report.md](../report.md)" in card
     command = (out / "README.md").read_text().partition("equitape generate ")[2].splitlines()[0]
     assert str(room / "base") in command
+
+
+def test_the_command_to_try_suits_the_tokenizer(done):
+    out, extension = done
+    own = {**extension.settings, "tokenizer": "my words"}
+    chats = replace(extension, chats=True, settings=own)
+    assert try_command(chats) == f"equitape chat {out} --base {extension.base_path} --tokenizer 'my words'"
+    assert try_command(chats, "model") == f"equitape chat {out / 'model'}"
+    assert not extension.chats
+
+
+def test_a_chat_template_is_noticed(room, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(room / "base")
+    tokenizer.chat_template = "{{ messages[0].content }}"
+    tokenizer.save_pretrained(tmp_path / "words")
+    extension = extend(room, tmp_path / "out", tokenizer=str(tmp_path / "words"), steps=1, measure=["perplexity"])
+    assert "\nequitape chat " in (tmp_path / "out" / "README.md").read_text()
+    assert Extension.read(tmp_path / "out" / "results.json").chats == extension.chats
 
 
 def test_rows_are_short_and_ids_jump(done):
@@ -187,8 +236,13 @@ def test_a_kill_costs_nothing_that_is_done(room, done, tmp_path, monkeypatch, st
 def test_a_finished_extension_needs_no_model_again(room, done, monkeypatch):
     out, extension = done
     monkeypatch.setattr(stages, "load_evaluated_model", None)
+    monkeypatch.setattr(finetuning, "build", None)
+    # as after a kill between the results and the end of the checkpoints
+    checkpoint = out / "training" / "checkpoints" / "checkpoint-6"
+    checkpoint.mkdir(parents=True)
     options = {"to": 640, "eval_lengths": [CONTEXT, 128, 640], "resume": True}
     assert extend(room, out, **options).verdict == extension.verdict
+    assert not checkpoint.exists()
     # the tolerance changes the verdict alone
     strict = extend(room, out, **options, tolerance=1.0)
     assert strict.verdict.success
@@ -248,6 +302,29 @@ def test_every_comparator_by_one_name():
     assert "tape" not in list_comparators(ExtendSettings(to=64, compare=("all",), method="tape"))
     with pytest.raises(ValueError, match=r"There is no comparator 'drop'\. Did you mean 'drope'"):
         ExtendSettings(to=64, compare=("drop",))
+
+
+def test_comparators_that_the_base_does_not_allow(room, tmp_path):
+    """Refused by name before any work; left out of "all" with a reason."""
+    scaling = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 2.0, "low_freq_factor": 1.0,
+               "high_freq_factor": 4.0, "original_max_position_embeddings": 16}  # fmt: skip
+    base = tmp_path / "base"
+    sizes = {"vocab_size": 258, "max_position_embeddings": CONTEXT, "eos_token_id": 256, "pad_token_id": 257}
+    make_source("llama", rope_parameters=scaling, **sizes).save_pretrained(base)
+    byte_tokenizer().save_pretrained(base)
+    refused = "yarn cannot be compared: The source already scales its positions by 'llama3'"
+    with pytest.raises(ValueError, match=refused):
+        prepare(base, ExtendSettings.parse({"to": 128, **options_of(room, compare=["lora", "yarn"])}, "extend"))
+    with pytest.raises(ValueError, match=r"^The source already scales its positions by 'llama3'"):
+        prepare(base, ExtendSettings.parse({"to": 128, **options_of(room, scaling="yarn")}, "extend"))
+    prepared = prepare(base, ExtendSettings.parse({"to": 128, **options_of(room, compare=["all"])}, "extend"))
+    allowed = set(COMPARATORS) - {"theta+lora"}
+    left_out = {name for name in allowed if name.startswith(("yarn", "linear", "longlora"))}
+    assert set(prepared.comparators) == allowed - left_out
+    notes = [note for note in prepared.notes if note.startswith("Not compared: ")]
+    named = {name for note in notes for name in note.removeprefix("Not compared: ").partition(". ")[0].split(", ")}
+    assert named == left_out
+    assert all("already scales its positions by 'llama3'" in note for note in notes)
 
 
 def test_a_comparator_has_its_own_settings():

@@ -1,12 +1,17 @@
 """The numbers behind the sentences, cells and pictures of a report, each against arithmetic by hand."""
 
+import base64
+import io
 import itertools
 import math
+import re
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 from made_up import make_results, make_run
 from matplotlib.axes import Axes
+from matplotlib.image import imread
 from matplotlib.text import Text
 
 from equitape.report import summary as summaries
@@ -14,7 +19,8 @@ from equitape.report.charts import Line, LinePanel, draw_line, line_figure, log_
 from equitape.report.comparison import findings
 from equitape.report.comparison_plots import in_log_bins, plot_curve, plot_heat_maps, spread_line
 from equitape.report.comparison_tables import runs_table
-from equitape.report.style import series_styles, spread_out
+from equitape.report.heat_maps import MapPanel, MapStyle, heat_maps
+from equitape.report.style import NO_VALUE, series_styles, spread_out
 from equitape.report.summary import Spread, curve_spreads
 from equitape.runs.results import Comparison, Curve, Metric, TaskResult
 
@@ -105,6 +111,21 @@ def test_heat_maps_are_means_over_seeds(monkeypatch):
     assert list(first) == [50.0, 37.5]
     assert second[0] == pytest.approx(30.0)
     assert math.isnan(second[1])
+
+
+def test_cells_without_a_value_are_grey_on_pages_and_in_files():
+    """Pages have transparent pictures, whose cells are an image inside the SVG."""
+    style = MapStyle(row_label="depth", column_label="tokens", limits=(0.0, 1.0), size=(2.0, 1.5))
+    shown = [
+        heat_maps("map", "a map", [MapPanel(title="a", values=np.array([[0.0, 1.0, value]]))], style, alt="a map")
+        for value in (math.nan, 0.5)
+    ]
+    for plot, missing in zip(shown, (True, False), strict=True):
+        cells, *_ = re.findall(r"data:image/png;base64,\s*([^\"]+)", plot.svg)
+        for content in (base64.b64decode(cells), plot.png):
+            pixels = np.rint(255 * imread(io.BytesIO(content))[..., :3]).astype(int).reshape(-1, 3)
+            grey = tuple(int(NO_VALUE[start : start + 2], 16) for start in (1, 3, 5))
+            assert (pixels == grey).all(axis=1).any() == missing
 
 
 def test_bands_reach_from_the_lowest_to_the_highest_seed():

@@ -5,6 +5,7 @@ from typing import Any
 
 from ..adapt.settings import train_defaults
 from ..model import EquitapeConfig
+from ..pretrained.methods import change_config
 from ..pretrained.settings import AdaptSettings
 from ..registry import counted
 from ..report.numbers import duration, quantity
@@ -87,6 +88,8 @@ def make_plan(config: EquitapeConfig, settings: ExtendSettings, text: Text, devi
     step = training_seconds(costs, device, batch_size, row_length)
     budget = choose_budget(settings, row_length * batch_size, text, device, step)
     adapt, positions = choose_method(config, settings, row_length, budget.tokens)
+    # refuses what the base's positions do not allow
+    change_config(config, adapt)
     parameters = costs.parameters
     trained = count_trained(config, adapt, parameters)
     train, choices = choose_training(costs, settings, adapt, (row_length, batch_size), budget, device, trained)

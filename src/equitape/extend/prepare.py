@@ -28,7 +28,7 @@ from .estimates import Device
 from .last_words import find_passages
 from .plan import Plan, Text, check_length, choose_recall, choose_rows, make_plan
 from .proof import FEW_QUESTIONS, HARNESS, QUESTIONS, check_harness_task, harness_task, proof_tasks
-from .settings import UNTRAINED, ExtendSettings, split_comparator
+from .settings import ExtendSettings, trains
 
 EXTEND = "extend.json"
 UNIMPORTANT = tuple(
@@ -57,6 +57,8 @@ class Prepared:
     text: Text
     device: Device
     plan: Plan
+    comparators: dict[str, Plan]
+    """The plans of the other columns, by their names."""
     tasks: dict[str, dict[str, Any]]
     notes: list[str]
     held_out: TokenStore
@@ -97,8 +99,7 @@ def prepare(base: str | Path, settings: ExtendSettings) -> Prepared:
         documents=tuple(rows.store.lengths.tolist()),
     )
     plan = make_plan(config, settings, text, device)
-    for name in list_comparators(settings):
-        make_plan(config, comparator_settings(name, settings), text, device)
+    comparators, left_out = plan_comparators(config, settings, text, device)
     tasks, notes = proof_tasks(plan, settings, tokenizer)
     held_out = zip(name_sources(settings.eval_data), stores, strict=True)
     questions = QUESTIONS if device.kind == "cuda" else FEW_QUESTIONS
@@ -106,7 +107,8 @@ def prepare(base: str | Path, settings: ExtendSettings) -> Prepared:
     asked, missing = harness_task(settings, questions, len(passages))
     if asked is not None:
         tasks[HARNESS] = asked
-    notes = [*describe_texts({name: find_overlap(rows.store, store) for name, store in held_out}), *notes, *missing]
+    overlaps = {name: find_overlap(rows.store, store) for name, store in held_out}
+    notes = [*describe_texts(overlaps), *left_out, *notes, *missing]
     return Prepared(
         base=base,
         settings=settings,
@@ -115,12 +117,29 @@ def prepare(base: str | Path, settings: ExtendSettings) -> Prepared:
         text=text,
         device=device,
         plan=plan,
+        comparators=comparators,
         tasks=tasks,
         notes=notes,
         held_out=stores[0],
         passages=passages,
         digests={"train": rows.store.facts.digest, "held out": " ".join(store.facts.digest for store in stores)},
     )
+
+
+def plan_comparators(
+    config: EquitapeConfig, settings: ExtendSettings, text: Text, device: Device
+) -> tuple[dict[str, Plan], list[str]]:
+    """The plans of all comparators. Of "all", those that the base does not allow are left out, and notes say why."""
+    plans: dict[str, Plan] = {}
+    refused: dict[str, list[str]] = {}
+    for name in list_comparators(settings):
+        try:
+            plans[name] = make_plan(config, comparator_settings(name, settings), text, device)
+        except ValueError as error:
+            if name in settings.compare:
+                raise ValueError(f"{name} cannot be compared: {error}") from error
+            refused.setdefault(str(error), []).append(name)
+    return plans, [f"Not compared: {', '.join(names)}. {reason}" for reason, names in refused.items()]
 
 
 def find_device() -> Device:
@@ -193,19 +212,12 @@ def read_identity(out: Path) -> dict[str, Any]:
 
 def bytes_on_disk(prepared: Prepared) -> int:
     """An estimate of what is written: checkpoints, all adapters, the whole model where asked for, and pages."""
-    trained = [plan.trained for plan in trained_plans(prepared)]
+    others = [plan.trained for name, plan in prepared.comparators.items() if trains(name)]
+    trained = [prepared.plan.trained, *others]
     # float32 weights, and two averages of the optimizer; checkpoints go when a training is done
     training = 4 * (3 * CHECKPOINTS * max(trained) + sum(trained))
     whole = prepared.plan.parameters * 4 if prepared.settings.save == "model" else 0
     return training + whole + PAGES_BYTES
-
-
-def trained_plans(prepared: Prepared) -> list[Plan]:
-    """The plans of the extension and of every comparator that trains."""
-    names = [name for name in list_comparators(prepared.settings) if split_comparator(name)[0] not in UNTRAINED]
-    settings = [comparator_settings(name, prepared.settings) for name in names]
-    others = [make_plan(prepared.config, each, prepared.text, prepared.device) for each in settings]
-    return [prepared.plan, *others]
 
 
 def join_processes() -> PartialState:

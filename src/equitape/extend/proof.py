@@ -165,18 +165,24 @@ def judge(
     if failed:
         more = f" {len(failed) - 1} more of {len(checks)} checks failed." if len(failed) > 1 else ""
         return Verdict(success=False, sentence=f"Not a success: {failed[0].sentence}{more}", checks=checks)
-    shown = max(
-        length
-        for lengths in perplexities(reports[EXTENDED]["perplexity"]).values()
-        for length in lengths
-        if length <= settings.to
-    )
-    reach = "" if shown == settings.to else f" Perplexity was measured up to {shown:,} tokens: the text has no more."
-    return Verdict(
-        success=True,
-        sentence=f"Success: the model now reads {settings.to:,} tokens instead of {context:,}, and all {len(checks)} "
-        f"checks passed.{reach}{found_at(settings.to, reports)}",
-        checks=checks,
+    return Verdict(success=True, sentence=describe_success(settings.to, context, len(checks), reports), checks=checks)
+
+
+def describe_success(to: int, context: int, checks: int, reports: dict[str, Reports]) -> str:
+    """The verdict on a success, which claims no length beyond the longest measured one."""
+    after = reports[EXTENDED]
+    text = {length for lengths in perplexities(after["perplexity"]).values() for length in lengths if length <= to}
+    prompts = {length for task in RETRIEVAL if task in after for length in scores(after[task]) if length <= to}
+    longest = max(text | prompts)
+    if longest < to:
+        return (
+            f"Success up to {longest:,} tokens instead of {context:,}: all {checks} checks passed. Nothing between "
+            f"there and the new context, {to:,}, was measured."
+        )
+    reach = "" if max(text) == to else f" Perplexity was measured up to {max(text):,} tokens."
+    return (
+        f"Success: the model now reads {to:,} tokens instead of {context:,}, and all {checks} checks passed.{reach}"
+        f"{found_at(to, reports)}"
     )
 
 

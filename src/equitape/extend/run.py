@@ -21,7 +21,7 @@ from typing import Any
 
 from rich.console import Console
 
-from ..adapt.finetune import finetune
+from ..adapt.finetune import finetune, read_finished, remove_checkpoints
 from ..evaluation import load_evaluated_model
 from ..pretrained.adapter import DESCRIPTION, TENSORS
 from ..pretrained.adapting import build, load_adapter, name_of, save_whole
@@ -36,12 +36,11 @@ from ..runs.files import make_directory, plain, read_json, write_json, write_tex
 from ..runs.lock import locked
 from ..tasks.evaluated_model import EvaluatedModel
 from ..training.fit import check_processes
-from .columns import comparator_settings, list_comparators
 from .last_words import write_task
-from .plan import Plan, make_plan
+from .plan import Plan
 from .prepare import EXTEND, Prepared, check_out, course_of, join_processes
 from .proof import AGREEMENT_WINDOWS, FEW_WINDOWS, HARNESS, Reports, agree, judge, measure
-from .settings import UNTRAINED, split_comparator
+from .settings import trains
 
 RESULTS, AGREEMENT = "results.json", "agreement.json"
 TRAINING, MODEL = "training", "model"
@@ -68,7 +67,7 @@ def run(prepared: Prepared, out: Path, *, resume: bool = False, console: Console
 
 def run_columns(prepared: Prepared, out: Path, names: Sequence[str], console: Console | None = None) -> None:
     """Do only these columns of the tables, so that several processes share an extension; `run` with resume ends it."""
-    known = (ORIGINAL, EXTENDED, *list_comparators(prepared.settings))
+    known = (ORIGINAL, EXTENDED, *prepared.comparators)
     for name in names:
         if name not in known:
             raise ValueError(f"There is no column {name!r}.{describe_choices(name, known)}")
@@ -91,7 +90,7 @@ class Stages:
 
     def run(self) -> Extension:
         """All stages."""
-        reports = self.columns((ORIGINAL, EXTENDED, *list_comparators(self.settings)))
+        reports = self.columns((ORIGINAL, EXTENDED, *self.prepared.comparators))
         extension = Extension(
             base=name_of(self.base),
             base_path=self.base,
@@ -107,6 +106,7 @@ class Stages:
             training=self.training,
             notes=self.prepared.notes,
             environment=describe_environment(),
+            chats=bool(getattr(self.prepared.tokenizer, "chat_template", None)),
         )
         self.write(extension)
         return extension
@@ -114,16 +114,16 @@ class Stages:
     def help(self) -> None:
         """Train with the first process, which does all else."""
         self.train(self.plan, self.out / TRAINING)
-        for name in list_comparators(self.settings):
-            if split_comparator(name)[0] not in UNTRAINED:
-                self.train(self.comparator_plan(name), self.out / name / TRAINING)
+        for name, plan in self.prepared.comparators.items():
+            if trains(name):
+                self.train(plan, self.out / name / TRAINING)
 
     def columns(self, names: Sequence[str]) -> dict[str, Reports]:
         """The reports of these models, without those whose training failed. Says how long the rest will take."""
         reports: dict[str, Reports] = {}
         seconds: dict[bool, float] = {}
         for index, name in enumerate(names):
-            untrained = [split_comparator(other)[0] in (ORIGINAL, *UNTRAINED) for other in names[index:]]
+            untrained = [other == ORIGINAL or not trains(other) for other in names[index:]]
             if seconds and set(untrained) <= set(seconds):
                 left = duration(sum(seconds[kind] for kind in untrained))
                 self.say(f"About {left} left for {counted(len(untrained), 'more model')}.")
@@ -161,7 +161,13 @@ class Stages:
         return load_evaluated_model(model, base=base, tokenizer=self.settings.tokenizer, dtype=self.dtype, label=label)
 
     def train(self, plan: Plan, folder: Path) -> dict[str, Any]:
-        """The fine-tuning run of a plan."""
+        """The fine-tuning run of a plan. A finished one needs no model again."""
+        finished = read_finished(folder)
+        planned = {"adapt": plan.adapt.to_dict(), "train": plan.train.to_dict()}
+        if finished is not None and plain(planned) == {name: finished[name] for name in planned}:
+            if join_processes().is_main_process:
+                remove_checkpoints(folder)
+            return finished
         scored = max(1, min(plan.row_length, self.prepared.text.longest - 2))
         course = course_of(self.settings, plan.train, plan.row_length, scored, plan.recall, plan.whole_rows)
         return finetune(self.base, plan.adapt, course, folder, resume=True, console=self.console)
@@ -200,18 +206,13 @@ class Stages:
 
     def compare(self, name: str) -> Reports | None:
         """The reports of a comparator; None where its training failed."""
-        plan = self.comparator_plan(name)
-        if split_comparator(name)[0] in UNTRAINED:
+        plan = self.prepared.comparators[name]
+        if not trains(name):
             return self.measure_other(name, lambda: self.untrained(plan, name))
         folder = self.out / name / TRAINING
         if self.train(plan, folder)["status"] != "done":
             return None
         return self.measure_other(name, lambda: self.evaluated(str(folder), self.base, name))
-
-    def comparator_plan(self, name: str) -> Plan:
-        """The plan of a comparator."""
-        settings = comparator_settings(name, self.settings)
-        return make_plan(self.prepared.config, settings, self.prepared.text, self.prepared.device)
 
     def untrained(self, plan: Plan, name: str) -> EvaluatedModel:
         """The base with the positions of a plan."""
@@ -227,7 +228,7 @@ class Stages:
             folder = self.out / MODEL
             save_whole(load_adapter(self.base, self.out), self.prepared.tokenizer, folder)
             card = (folder / CARD).read_text(encoding="utf-8")
-            write_text(folder / CARD, extension_card(extension, card))
+            write_text(folder / CARD, extension_card(extension, card, MODEL))
         write_extension(extension, self.out)
         write_json(self.out / RESULTS, extension.to_dict())
 

@@ -157,3 +157,8 @@ def split_comparator(name: str) -> tuple[str, dict[str, Any]]:
                 f"The comparator {name!r} cannot set {key!r} for itself.{describe_choices(key, OVERRIDES)}"
             )
     return way, changes
+
+
+def trains(name: str) -> bool:
+    """Whether a comparator changes more than the scaling of positions."""
+    return split_comparator(name)[0] not in UNTRAINED

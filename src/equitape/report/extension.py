@@ -32,8 +32,12 @@ def write_extension(extension: Extension, out: Path) -> None:
     write_pages("extension", out, content, extension_plots(extension))
 
 
-def extension_card(extension: Extension, card: str) -> str:
-    """A model card: the verdict below its title, and at its end the figures and a command to try the model."""
+def extension_card(extension: Extension, card: str, inside: str = "") -> str:
+    """A model card: the verdict below its title, and at its end the figures and a command to try the model.
+
+    inside: the folder of the whole model inside that of the extension, for its card.
+    """
+    pages = f"../{MARKDOWN}" if inside else MARKDOWN
     start = card.index("\n# ") + 1
     title, rest = card[start:].split("\n", 1)
     parts = [
@@ -46,15 +50,21 @@ def extension_card(extension: Extension, card: str) -> str:
         "At short lengths:",
         markdown_table(damage_table(extension)),
         "## Try it",
-        f"```sh\n{try_command(extension)}\n```",
-        f"Plots and protocols: [{MARKDOWN}]({MARKDOWN}).",
+        f"```sh\n{try_command(extension, inside)}\n```",
+        f"Plots and protocols: [{MARKDOWN}]({pages}).",
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def try_command(extension: Extension) -> str:
-    """One line that generates text with the extended model."""
-    return shlex.join(["equitape", "generate", extension.folder, PROMPT, "--base", extension.base_path])
+def try_command(extension: Extension, inside: str = "") -> str:
+    """One line to chat with the extended model, or to let it continue a text. inside: as in `extension_card`."""
+    folder = str(Path(extension.folder, inside))
+    words = ["equitape", "chat", folder] if extension.chats else ["equitape", "generate", folder, PROMPT]
+    if not inside:
+        words += ["--base", extension.base_path]
+        if extension.settings.get("tokenizer"):
+            words += ["--tokenizer", str(extension.settings["tokenizer"])]
+    return shlex.join(words)
 
 
 def is_trained(extension: Extension) -> bool:

@@ -119,12 +119,14 @@ def norm_of(values: NDArray[Any], style: MapStyle) -> Any:
 
 def draw_map(axes: Any, panel: MapPanel, style: MapStyle, norm: Any) -> Any:
     """Draw one panel; returns its image."""
-    # cells without a value
-    axes.set_facecolor(NO_VALUE)
+    import matplotlib
+
+    # not the colour of the axes, which pages leave out: their pictures are transparent
+    colours = matplotlib.colormaps[DIVERGING if style.scale == "diverging" else SEQUENTIAL].with_extremes(bad=NO_VALUE)
     image = axes.imshow(
         panel.values,
         norm=norm,
-        cmap=DIVERGING if style.scale == "diverging" else SEQUENTIAL,
+        cmap=colours,
         origin="lower" if style.upwards else "upper",
         interpolation="nearest",
         aspect=style.aspect,

@@ -33,6 +33,10 @@ class Table:
     rows: list[list[Cell]]
     notes: list[str] = field(default_factory=list)
 
+    def has_words(self, column: int) -> bool:
+        """Whether a column has sentences, which begin on the left."""
+        return any(cell.kind == "words" for row in self.rows for cell in row[column : column + 1])
+
 
 def markdown_table(table: Table) -> str:
     """A Markdown table, details in brackets."""
@@ -43,7 +47,8 @@ def markdown_table(table: Table) -> str:
         shown = f"**{cell.text}**" if cell.kind == "clear" else cell.text
         return f"{shown}{star}{detail}".replace("|", "\\|").replace("\n", " ")
 
-    lines = [table.columns, ["---"] + ["---:"] * (len(table.columns) - 1)]
+    sides = ["---" if table.has_words(column) else "---:" for column in range(1, len(table.columns))]
+    lines = [table.columns, ["---", *sides]]
     lines += [[text(cell) for cell in row] for row in table.rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 

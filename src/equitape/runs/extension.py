@@ -76,6 +76,8 @@ class Extension(Stored):
     notes: list[str] = field(default_factory=list)
     """What a reader must know: what was left out and why."""
     environment: dict[str, Any] = field(default_factory=dict)
+    chats: bool = False
+    """Whether the tokenizer has a chat template."""
 
 
 def perplexities(report: EvaluationReport) -> dict[str, dict[int, float | None]]:

@@ -12,6 +12,7 @@ import torch
 
 from ..data.text import read_documents, short_names
 from ..data.tokens import TokenStore, build_tokens
+from ..registry import counted
 from ..runs.results import BITS_PER_BYTE, PERPLEXITY, Curve, Report
 from ..settings import Positive, Settings
 from .evaluated_model import EvaluatedModel
@@ -250,8 +251,8 @@ class Perplexity(EvaluationTask):
                 f"Windows of the stated lengths {f'begin every {stride} tokens' if stride else 'do not overlap'}; "
                 f"predictions that count: {rule}."
                 + (
-                    f" Per document at most {self.options.windows} pieces of {lengths[-1]} tokens are scored, spread "
-                    f"evenly, the same at every length."
+                    f" Per document at most {counted(self.options.windows, 'piece')} of {lengths[-1]} tokens are "
+                    f"scored, spread evenly, the same at every length."
                     if self.options.windows
                     else ""
                 ),
