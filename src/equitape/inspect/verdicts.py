@@ -75,7 +75,7 @@ def not_applicable(name: str, meaning: str, note: str) -> Check:
 
 
 def find_turn(encoding: PositionalEncoding) -> Callable[[Tensor], Tensor] | None:
-    """A function that rotates a state by one angle per frequency; None if the state has no phasors."""
+    """A function that rotates a field by one angle per frequency; None if the state has no phasors."""
     generator = torch.Generator().manual_seed(7)
     if encoding.has_field:
         angles = 2 * math.pi * torch.rand(encoding.geometry.head_dim // 2, generator=generator, dtype=torch.float64)
@@ -109,6 +109,6 @@ def turned_start(encoding: PositionalEncoding, turn: Callable[[Tensor], Tensor])
     def rotated(positions: Positions, dtype: torch.dtype) -> Tensor:
         state = initial_state(positions, dtype)
         assert state is not None
-        return turn(state)
+        return encoding.state_of(turn(encoding.field(state)))
 
     return replaced_hook(encoding, "initial_state", rotated)
