@@ -35,6 +35,8 @@ MAX_GROUPS = 32
 MAX_HEADS = 64
 MAX_GATES = 128
 HEAD_DIMS = (16, 256)
+# with complex weights: up to so many, weights are applied in turn instead of a mixing matrix per token
+FEW_FREQUENCIES = 16
 # one processor reads the full gate weight of a token: beyond this size, a separate product is faster
 MAX_TOKEN_WEIGHT = 65536
 
@@ -79,7 +81,8 @@ def update_field(
     batch = max(tensor.shape[0] for tensor in (field, attended, gate) if tensor is not None)
     # autograd sums the gradient of a field shared by the batch
     field = field.expand(batch, -1, -1, -1)
-    if 3 in {weight.dim() for weight in (carry, mix_in) if weight is not None}:
+    few_frequencies = field.shape[3] <= 2 * FEW_FREQUENCIES
+    if 3 in {weight.dim() for weight in (carry, mix_in) if weight is not None} and not few_frequencies:
         return _mix_field(field, attended, gate, carry, mix_in, mix_out, normalize)
     return fused_update(field, attended, gate, carry, mix_in, mix_out, normalize)
 
