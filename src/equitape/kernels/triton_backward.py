@@ -285,7 +285,7 @@ def backward(
     turns = in_turn.serves(carry, mix_in)
     if turns:
         tiles = in_turn.num_tiles(field, in_turn.BACKWARD_COLUMNS)
-        programs = num_programs(field.device, tiles, in_turn.PROGRAMS_PER_PROCESSOR)
+        programs = num_programs(field.device, tiles, in_turn.BACKWARD_PROGRAMS)
     elif few:
         tiles = few_heads.num_tiles(gradient, field, attended)
         programs = num_programs(field.device, tiles, few_heads.PROGRAMS_PER_PROCESSOR)

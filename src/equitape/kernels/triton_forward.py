@@ -181,7 +181,7 @@ def forward(
         if turns:
             tiles = in_turn.num_tiles(field, in_turn.FORWARD_COLUMNS)
             return Plan(
-                grid=(num_programs(field.device, tiles, in_turn.PROGRAMS_PER_PROCESSOR),),
+                grid=(num_programs(field.device, tiles, in_turn.FORWARD_PROGRAMS),),
                 numbers=(*read_strides, update.tokens, tiles),
                 constants=in_turn.constants(update, field, in_turn.FORWARD_COLUMNS),
             )

@@ -36,9 +36,10 @@ from .triton_field import (
     store_weight_gradient,
 )
 
-FORWARD_COLUMNS, BACKWARD_COLUMNS = 128, 64
+FORWARD_COLUMNS, BACKWARD_COLUMNS = 64, 64
 WARPS = 8
-PROGRAMS_PER_PROCESSOR = 2
+FORWARD_PROGRAMS, BACKWARD_PROGRAMS = 2, 1
+"""Programs per processor, as many as their registers allow."""
 
 
 @triton.jit
