@@ -17,7 +17,10 @@ def pack(start: Tensor, changed: Tensor) -> Tensor:
 
 
 def unpack(state: Tensor, groups: int, head_dim: int, count: int) -> tuple[Tensor, Tensor]:
-    """What `pack` packed, as views."""
-    width = 2 * count * groups
-    start, changed = state[:, 0].split((state.shape[-1] - width, width), dim=-1)
+    """What `pack` packed, as views.
+
+    Not by torch.split: the compiler writes the gradient of its input to memory, and adds up those of slices in place.
+    """
+    middle = state.shape[-1] - 2 * count * groups
+    start, changed = state[:, 0, :, :middle], state[:, 0, :, middle:]
     return start.unflatten(-1, (-1, head_dim)).transpose(1, 2), changed.unflatten(-1, (groups, -1)).transpose(1, 2)
