@@ -13,7 +13,7 @@ from torch import Tensor
 def pack(start: Tensor, changed: Tensor) -> Tensor:
     """[B or 1, S, N, D] and [B, G, N, 2 F] as one state: [B, 1, N, S D + 2 G F]."""
     start = start.expand(changed.shape[0], -1, -1, -1).to(changed.dtype)
-    return torch.cat([part.transpose(1, 2).flatten(2) for part in (start, changed)], dim=-1)[:, None]
+    return torch.cat([part.transpose(1, 2).flatten(2)[:, None] for part in (start, changed)], dim=-1)
 
 
 def unpack(state: Tensor, groups: int, head_dim: int, count: int) -> tuple[Tensor, Tensor]:
