@@ -313,21 +313,53 @@ def test_the_update_of_some_frequencies_is_that_of_a_smaller_field(options):
     sizes = {"hidden_size": 32, "num_heads": 4, "num_kv_heads": 2, "num_layers": 2}
     generator = torch.Generator().manual_seed(0)
     kinds = [({"carried_frequencies": 2, **options}, 8), (options, 4)]
-    layers = [
-        build_encoding({"kind": "tape", **chosen}, Geometry(**sizes, head_dim=dim)).layer(0).double()
-        for chosen, dim in kinds
-    ]
+    encodings = [build_encoding({"kind": "tape", **chosen}, Geometry(**sizes, head_dim=dim)) for chosen, dim in kinds]
+    layers = [encoding.layer(0).double() for encoding in encodings]
     with torch.no_grad():
         for parameter in layers[0].parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator))
     layers[1].load_state_dict(layers[0].state_dict())
-    state, carried = (torch.randn(2, *shape, generator=generator).double() for shape in ((2, 5, 8), (4, 5, 4)))
+    field, carried = (torch.randn(2, *shape, generator=generator).double() for shape in ((2, 5, 8), (4, 5, 4)))
     features = torch.randn(2, 5, 32, generator=generator).double()
     changed, kept = [0, 2, 4, 6], [1, 3, 5, 7]
-    assert torch.equal(layers[0].extra_values(state), state[..., changed])
-    found = layers[0].update(state, carried, features, features)
-    assert torch.equal(found[..., kept], state[..., kept])
-    assert gap(found[..., changed], layers[1].update(state[..., changed], carried, features, features)) < 1e-12
+    state = encodings[0].state_of(field)
+    assert torch.equal(encodings[0].field(state), field)
+    assert torch.equal(layers[0].extra_values(state), field[..., changed])
+    found = encodings[0].field(layers[0].update(state, carried, features, features))
+    assert torch.equal(found[..., kept], field[..., kept])
+    assert gap(found[..., changed], layers[1].update(field[..., changed], carried, features, features)) < 1e-12
+
+
+@pytest.mark.parametrize("options", [{}, {"clock": True}, {"init": "fourier"}])
+@pytest.mark.parametrize("groups", [2, 4])
+def test_a_field_with_some_changed_frequencies_rotates_like_the_whole(options, groups):
+    """Outputs and gradients: those of the whole field at the changed frequencies, and at all with a trained start."""
+    geometry = Geometry(hidden_size=32, num_heads=4, num_kv_heads=groups, num_layers=2, head_dim=8)
+    encoding = build_encoding({"kind": "tape", "carried_frequencies": 2, **options}, geometry)
+    layer = encoding.layer(0)
+    generator = torch.Generator().manual_seed(0)
+    drift = torch.randn(1, groups, 5, generator=generator) if options.get("clock") else None
+    start = encoding.initial_state(Positions(torch.arange(5)[None], drift=drift), torch.float64)
+    assert list(start.shape) == [1, 1, 5, encoding.state_width]
+    query, key, state, *of_outputs = (
+        torch.randn(2, *shape, generator=generator).double()
+        for shape in ((4, 5, 8), (groups, 5, 8), start.shape[1:], (4, 5, 8), (groups, 5, 8))
+    )
+    whole = encoding.field(state).requires_grad_()
+    inputs = [each.requires_grad_() for each in (query, key, state)]
+    expected = multiply(query, whole), multiply(key, whole)
+    found = layer.rotate(*inputs)
+    for each, wanted in zip(found, expected, strict=True):
+        assert gap(each, wanted) < 1e-12
+    *wanted, of_whole = torch.autograd.grad(expected, [query, key, whole], of_outputs)
+    *gradients, of_state = torch.autograd.grad(found, inputs, of_outputs)
+    for each, own in zip(gradients, wanted, strict=True):
+        assert gap(each, own) < 1e-10
+    # the gradient of a field is spread over the parts of its state
+    spread = torch.autograd.grad(encoding.field(state), state, of_whole)[0]
+    trained = slice(None) if options.get("clock") else slice(start.shape[-1] - 4 * groups, None)
+    assert gap(of_state[..., trained], spread[..., trained]) < 1e-10
+    assert bool(of_state[..., : -4 * groups].any()) == bool(options.get("clock"))
 
 
 @pytest.mark.parametrize(

@@ -19,15 +19,21 @@ def few_heads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr("equitape.kernels.triton_few_heads.MAX_GROUPS", 0)
 
 
+@pytest.fixture(params=["real", "complex, by matrices", "complex, in turn"])
+def parts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Real and imaginary parts of weights. Complex ones are applied in turn if there are few frequencies."""
+    if request.param == "complex, by matrices":
+        monkeypatch.setattr("equitape.kernels.FEW_FREQUENCIES", 0)
+    return 1 if request.param == "real" else 2
+
+
 @pytest.mark.parametrize("normalize", [False, True])
-@pytest.mark.parametrize("parts", [1, 2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("device", DEVICES)
 def test_twice_rule(device, dtype, parts, normalize):
     check(make_inputs(groups=3, heads=6, tokens=5, dim=24, parts=parts), device, dtype, normalize)
 
 
-@pytest.mark.parametrize("parts", [1, 2])
 @pytest.mark.parametrize(
     "sizes",
     [
@@ -50,6 +56,7 @@ def test_sizes(device, sizes, parts):
     "sizes",
     [
         {"groups": 12, "heads": 12, "dim": 64},
+        {"groups": 12, "heads": 12, "dim": 16},
         {"groups": 3, "heads": 9, "dim": 64},
         {"groups": 16, "heads": 16, "dim": 128},
         {"groups": 8, "heads": 32, "dim": 80},
@@ -57,7 +64,6 @@ def test_sizes(device, sizes, parts):
     ],
     ids=lambda sizes: "-".join(f"{name}{size}" for name, size in sizes.items()),
 )
-@pytest.mark.parametrize("parts", [1, 2])
 @pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.gpu
@@ -67,7 +73,6 @@ def test_model_sizes(dtype, normalize, parts, sizes):
 
 
 @pytest.mark.parametrize("only", ["carry", "mix"])
-@pytest.mark.parametrize("parts", [1, 2])
 @pytest.mark.parametrize("device", DEVICES)
 def test_one_of_the_two_steps(device, parts, only):
     inputs = make_inputs(parts=parts, carry=only == "carry", mix=only == "mix")
@@ -170,10 +175,10 @@ def test_autocast(device):
         assert (fused[name] - truth).norm() <= 2 * (plain[name] - truth).norm() + 1e-6 * truth.norm(), name
 
 
-@pytest.mark.parametrize(("parts", "normalize"), [(1, False), (2, True)])
+@pytest.mark.parametrize(("complexity", "normalize"), [(1, False), (2, True)])
 @pytest.mark.parametrize("device", DEVICES)
-def test_opcheck(device, parts, normalize):
-    leaves = [cast(x, device, torch.float32) for x in make_inputs(parts=parts, tokens=2).values()]
+def test_opcheck(device, complexity, normalize):
+    leaves = [cast(x, device, torch.float32) for x in make_inputs(parts=complexity, tokens=2).values()]
     torch.library.opcheck(fused_update, (*leaves, normalize))
 
 

@@ -1,5 +1,5 @@
-"""The update with complex weights, whose mixing matrices are made before the kernel (the twice-rule is in
-test_field.py).
+"""The update with complex weights, whose mixing matrices are made before the kernel, or which are applied in turn (the
+twice-rule is in test_field.py).
 """
 
 import pytest
@@ -8,9 +8,16 @@ from devices import DEVICES, needs_triton
 from fields import cast, make_inputs, run
 
 from equitape.kernels import reference, update_field
-from equitape.kernels.operator import fused_mix, fused_mix_backward
+from equitape.kernels.operator import fused_gradients, fused_mix, fused_mix_backward, fused_update
 
 pytestmark = needs_triton
+both_ways = pytest.mark.parametrize("in_turn", [False, True], ids=["by matrices", "in turn"], indirect=True)
+
+
+@pytest.fixture(autouse=True)
+def in_turn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not getattr(request, "param", False):
+        monkeypatch.setattr("equitape.kernels.FEW_FREQUENCIES", 0)
 
 
 def kernel_inputs(device, **sizes):
@@ -27,6 +34,7 @@ def test_opcheck(device, normalize):
     torch.library.opcheck(fused_mix, (*kernel_inputs(device, tokens=2), normalize))
 
 
+@both_ways
 @pytest.mark.parametrize("device", DEVICES)
 def test_strided_and_shared(device):
     """A field of stride zero over the batch, one whose axes lie in any order, and a gradient of stride zero."""
@@ -72,6 +80,7 @@ def test_no_tokens(device):
     assert not gradient.any()
 
 
+@both_ways
 @pytest.mark.parametrize("device", DEVICES)
 def test_frozen_runs_equal_and_compiled(device):
     """Only wanted gradients; sums in a fixed order; the compiler's graph gives the same bits."""
@@ -87,6 +96,7 @@ def test_frozen_runs_equal_and_compiled(device):
         assert torch.equal(first[name], traced[name])
 
 
+@both_ways
 @pytest.mark.parametrize("device", DEVICES)
 def test_autocast(device):
     """As the plain version under autocast: products in bfloat16, the float32 field and weights keep their dtype."""
@@ -107,3 +117,28 @@ def test_autocast(device):
     )
     for name, truth in exact.items():
         assert (fused[name] - truth).norm() <= 2 * (plain[name] - truth).norm() + 1e-6 * truth.norm(), name
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_broken_token_stays_alone_in_turn(device):
+    """Tokens of a tile are columns of one product."""
+    inputs = [cast(x, device, torch.float32).detach() for x in make_inputs(parts=2, tokens=6).values()]
+    slope = torch.randn_like(inputs[0])
+    whole = (fused_update(*inputs, True), *fused_gradients(slope, *inputs, True, True))
+    inputs[0][:, :, 3] = torch.nan
+    broken = (fused_update(*inputs, True), *fused_gradients(slope, *inputs, True, True))
+    kept = [0, 1, 2, 4, 5]
+    # result, and gradients of field, attended field and gate
+    for before, after in zip(whole[:3], broken[:3], strict=True):
+        assert after[:, :, 3].isnan().any()
+        assert torch.equal(after[:, :, kept], before[:, :, kept])
+    assert torch.equal(broken[3][:, kept], whole[3][:, kept])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_no_tokens_in_turn(device):
+    leaves = [cast(x, device, torch.float32) for x in make_inputs(parts=2, tokens=1).values()]
+    field, attended, gate, *weights = leaves
+    result = fused_update(field[:, :, :0], attended[:, :, :0], gate[:, :0], *weights, True)
+    assert result.shape == (2, 2, 0, 16)
+    assert not any(gradient.any() for gradient in torch.autograd.grad(result.sum(), weights))

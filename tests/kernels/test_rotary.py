@@ -5,7 +5,7 @@ import torch
 from devices import DEVICES, needs_triton
 
 from equitape.encodings.phasors import apply_rotary, multiply
-from equitape.kernels import apply_rotary_backward, reference
+from equitape.kernels import apply_rotary_backward, put_frequencies, reference, take_frequencies
 from equitape.kernels.operator import fused_rotary_backward
 
 pytestmark = needs_triton
@@ -105,7 +105,30 @@ def test_strided_operands(device):
 @pytest.mark.parametrize("device", DEVICES)
 def test_operator_is_a_proper_one(device):
     inputs = [each.float().to(device) for each in draw(SHAPES["grouped"])]
-    torch.library.opcheck(fused_rotary_backward, tuple(inputs), test_utils=("test_schema", "test_faketensor"))
+    for others in ((), (0, inputs[4][..., :4])):
+        every = (*inputs, *others)
+        torch.library.opcheck(fused_rotary_backward, every, test_utils=("test_schema", "test_faketensor"))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("heads", [1, 2])
+@pytest.mark.parametrize(("shape", "count"), [("grouped", 2), ("grouped", 4), ("many tokens", 8)])
+def test_changed_frequencies_get_the_gradient(shape, count, heads, device):
+    """Those of the whole field, from a start that all heads and rows share or not, and changed numbers between others."""
+    grad_query, grad_key, query, key, field = (each.float().to(device) for each in draw(SHAPES[shape]))
+    start = torch.randn(1, heads, *field.shape[2:], device=device)
+    wide = torch.randn(field.shape[0], field.shape[2], field.shape[1], 2 * count + 3, device=device)
+    changed = wide[..., 3:].transpose(1, 2)
+    whole = put_frequencies(start, changed)
+    assert torch.equal(take_frequencies(whole, count), changed)
+    inputs = (grad_query, grad_key, multiply(query, whole), multiply(key, whole))
+    for replaced in (0, 1):
+        *expected, of_whole = reference.apply_rotary_backward(*inputs, whole, replaced)
+        expected.append(take_frequencies(of_whole, count))
+        for function in (apply_rotary_backward, reference.apply_rotary_backward):
+            for each, wanted in zip(function(*inputs, start, replaced, changed), expected, strict=True):
+                # float32, summed in another order and divided by a field that may come near to nothing
+                assert torch.allclose(each, wanted, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("device", DEVICES)

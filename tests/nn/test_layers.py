@@ -480,3 +480,20 @@ def test_wrong_input_is_refused(message):
         REFUSED[message]()
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_state_with_unchanged_frequencies_passes_from_layer_to_layer():
+    """They are there once for all heads; a whole field is refused."""
+    torch.manual_seed(0)
+    whole = {"kind": "tape", "carried_frequencies": 2, "init_scale": 1.0}
+    layers = [Attention(32, 4, whole, num_kv_heads=2, layer=index, num_layers=3) for index in range(2)]
+    x = torch.randn(2, 6, 32)
+    y, state = layers[0](x)
+    assert list(state.shape) == [2, 1, 6, 8 + 2 * 4]
+    _, later = layers[1](y, state)
+    before, after = (layers[0].model_encoding.field(each) for each in (state, later))
+    assert list(after.shape) == [2, 2, 6, 8]
+    assert torch.equal(before[..., [1, 3, 5, 7]], after[..., [1, 3, 5, 7]])
+    assert gap(before[..., [0, 2, 4, 6]], after[..., [0, 2, 4, 6]]) > 1e-2
+    with pytest.raises(ValueError, match=r"expects \[2, 1, 6, 16\]"):
+        layers[1](y, before)

@@ -196,7 +196,7 @@ class PositionalEncoding(HookedModule):
     needs_causal: bool = False
     """Whether scores make sense only if tokens attend to earlier ones."""
     has_field: ClassVar[bool] = False
-    """Whether the state is a field of phasors [B, G, N, D] that users may inspect."""
+    """Whether the state holds a field of phasors [B, G, N, D] that users may inspect; see `field`."""
 
     def __init__(self, options: Options, geometry: Geometry):
         super().__init__()
@@ -265,6 +265,19 @@ class PositionalEncoding(HookedModule):
     def initial_state(self, positions: Positions, dtype: torch.dtype) -> Tensor | None:
         """The initial state of the first block, in the model's dtype."""
         return None
+
+    @property
+    def state_width(self) -> int | None:
+        """Channels of a state [B, 1, N, E] that holds its field in another layout; None for [B, G or 1, N, D]."""
+        return None
+
+    def field(self, state: Tensor) -> Tensor:
+        """The field of phasors [B, G or 1, N, D] that a state holds, for encodings with `has_field`."""
+        return state
+
+    def state_of(self, field: Tensor) -> Tensor:
+        """The state that holds a field: the inverse of `field`."""
+        return field
 
     def layer(self, index: int) -> LayerEncoding:
         """The part for block `index`."""

@@ -60,15 +60,21 @@ class ColumnsLayer(LayerEncoding):
 class RotaryLayer(ColumnsLayer):
     """q~ = z q, k~ = z k, with channels (m, m + D / 2) as a complex number; z is the state."""
 
+    def parts(self, state: Tensor) -> tuple[Tensor, Tensor | None]:
+        """z, and the numbers of those frequencies of it that have changed since the start, if they are separate."""
+        return state, None
+
     def rotate(self, query: Tensor, key: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
         assert state is not None
-        return apply_rotary(query, key, state)
+        field, changed = self.parts(state)
+        return apply_rotary(query, key, field, changed=changed)
 
     def rotate_with_columns(
         self, query: Tensor, key: Tensor, state: Tensor | None, columns: Columns
     ) -> tuple[Tensor, Tensor]:
         assert state is not None
-        return apply_rotary(query, key, state, columns)
+        field, changed = self.parts(state)
+        return apply_rotary(query, key, field, columns, changed)
 
 
 def column_dtype(x: Tensor) -> torch.dtype:

@@ -6,7 +6,7 @@ Shapes: B batch, N tokens, H query heads, G key-value heads, D head dimension, E
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 class Columns(NamedTuple):
@@ -36,6 +36,11 @@ def join_halves(first: Tensor, second: Tensor, columns: Tensor | None = None, in
         return torch.cat((first, second, columns), dim=-1)
     one, two = columns.chunk(2, dim=-1)
     kept = first.shape[-1] - one.shape[-1]
+    if torch.compiler.is_compiling():
+        # one kernel for all: the compiler makes one for every part of a concatenation
+        stays = torch.arange(first.shape[-1], device=first.device) < kept
+        halves = ((first, one), (second, two))
+        return torch.cat([torch.where(stays, half, nn.functional.pad(new, (kept, 0))) for half, new in halves], dim=-1)
     return torch.cat((first[..., :kept], one, second[..., :kept], two), dim=-1)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..kernels import apply_rotary_backward
+from ..kernels import apply_rotary_backward, put_frequencies
 from .heads import Columns, join_halves, take_columns
 
 
@@ -100,20 +100,31 @@ def multiply(x: Tensor, phasor: Tensor, columns: Tensor | None = None, inside: b
     return product if product.dtype == x.dtype else product.to(x.dtype)
 
 
-def apply_rotary(query: Tensor, key: Tensor, field: Tensor, columns: Columns | None = None) -> tuple[Tensor, Tensor]:
-    """Queries [B, H, N, D] and keys [B, G, N, D] times the field [B or 1, G, N, D] of their head, with columns.
+def apply_rotary(
+    query: Tensor, key: Tensor, field: Tensor, columns: Columns | None = None, changed: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Queries [B, H, N, D] and keys [B, G, N, D] times the field [B or 1, G or 1, N, D] of their head, with columns.
 
+    changed: [B or 1, G, N, 2 F], numbers in place of every (D / 2 F)-th frequency of the field.
     For a trained field, this saves less for backward than `multiply`: attention keeps the rotated queries and keys
     anyway, and dividing them by the field recovers the originals.
     """
     inside = columns is not None and columns.inside
     of_query, of_key = (None, None) if columns is None else (columns.query, columns.key)
-    if not (torch.is_grad_enabled() and field.requires_grad):
+    trained = torch.is_grad_enabled() and (field.requires_grad or (changed is not None and changed.requires_grad))
+    if changed is not None and (field.requires_grad or not trained):
+        field, changed = put_frequencies(field, changed), None
+    if not trained:
         return multiply(query, field, of_query, inside), multiply(key, field, of_key, inside)
     # autograd sums the gradients of what the batch, heads or tokens share
     if of_query is not None and of_key is not None:
         of_query, of_key = of_query.expand(*query.shape[:3], -1), of_key.expand(*key.shape[:3], -1)
-    return _ApplyRotary.apply(query, key, field.expand(query.shape[0], -1, -1, -1), of_query, of_key, inside)
+    batch = query.shape[0]
+    if changed is None:
+        field = field.expand(batch, -1, -1, -1)
+    else:
+        changed = changed.expand(batch, -1, -1, -1)
+    return _ApplyRotary.apply(query, key, field, changed, of_query, of_key, inside)
 
 
 class _ApplyRotary(torch.autograd.Function):
@@ -123,23 +134,27 @@ class _ApplyRotary(torch.autograd.Function):
         query: Tensor,
         key: Tensor,
         field: Tensor,
+        changed: Tensor | None,
         of_query: Tensor | None,
         of_key: Tensor | None,
         inside: bool,
     ) -> tuple[Tensor, Tensor]:
-        query, key = multiply(query, field, of_query, inside), multiply(key, field, of_key, inside)
-        ctx.save_for_backward(query, key, field)
+        whole = field if changed is None else put_frequencies(field, changed)
+        query, key = multiply(query, whole, of_query, inside), multiply(key, whole, of_key, inside)
+        ctx.save_for_backward(query, key, field, changed)
         ctx.columns, ctx.inside = 0 if of_query is None else of_query.shape[-1], inside
         return query, key
 
     @staticmethod
     def backward(ctx: Any, grad_query: Tensor, grad_key: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, field = ctx.saved_tensors
+        query, key, field, changed = ctx.saved_tensors
         of_columns = [
             take_columns(gradient, ctx.columns, ctx.inside) if wanted else None
-            for gradient, wanted in zip((grad_query, grad_key), ctx.needs_input_grad[3:5], strict=True)
+            for gradient, wanted in zip((grad_query, grad_key), ctx.needs_input_grad[4:6], strict=True)
         ]
         width = field.shape[-1]
         grad_query, grad_key, query, key = (x[..., :width] for x in (grad_query, grad_key, query, key))
         replaced = ctx.columns // 2 if ctx.inside else 0
-        return *apply_rotary_backward(grad_query, grad_key, query, key, field, replaced), *of_columns, None
+        gradients = apply_rotary_backward(grad_query, grad_key, query, key, field, replaced, changed)
+        of_field = (gradients[2], None) if changed is None else (None, gradients[2])
+        return *gradients[:2], *of_field, *of_columns, None

@@ -22,7 +22,7 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
-from ..kernels import fuses_token, move_field, update_field, update_token
+from ..kernels import fuses_token, move_field, put_frequencies, take_frequencies, update_field, update_token
 from ..registry import describe_choices
 from ..settings import Gt
 from .base import LayerEncoding, register_encoding
@@ -30,6 +30,7 @@ from .clock import ClockOptions, clock_positions
 from .columns import ColumnsEncoding, RotaryLayer
 from .frequencies import Scaling, axis_frequencies, check_rotary, position_dtype, softmax_scale, spread_over_axes
 from .options import Geometry
+from .packed import pack, unpack
 from .phasors import multiply, phasors
 from .positions import Positions
 
@@ -138,18 +139,6 @@ def draw_fourier_features(options: TapeOptions, geometry: Geometry) -> tuple[lis
     return frequencies, amplitudes
 
 
-def take_frequencies(field: Tensor, count: int) -> Tensor:
-    """The first of every M / count frequencies: [..., 2 M] -> [..., 2 count]."""
-    return field.unflatten(-1, (2, count, -1))[..., 0].flatten(-2)
-
-
-def put_frequencies(field: Tensor, changed: Tensor) -> Tensor:
-    """The field [..., 2 M] with other numbers [..., 2 count] where `take_frequencies` takes them."""
-    changed = changed.unflatten(-1, (2, -1))[..., None]
-    rest = field.unflatten(-1, (2, changed.shape[-2], -1))[..., 1:].expand(*changed.shape[:-1], -1)
-    return torch.cat((changed, rest.to(changed.dtype)), dim=-1).flatten(-3)
-
-
 class AlignedLinear(nn.Linear):
     """A linear layer with few outputs. In half precision on a GPU, outputs are zero-padded to a multiple of 8.
 
@@ -171,6 +160,7 @@ class TapeLayer(RotaryLayer):
     def __init__(self, options: TapeOptions, geometry: Geometry, updates: bool, keeps_clock: bool = False):
         super().__init__(options, geometry, keeps_clock)
         self.options = options
+        self.head_dim = geometry.head_dim
         self.moves = updates and options.move
         self.carries = updates and options.attention_update
         self.mixes = updates and options.mlp_update
@@ -211,7 +201,16 @@ class TapeLayer(RotaryLayer):
     def extra_values(self, state: Tensor | None) -> Tensor | None:
         if state is None or not (self.carries or self.moves):
             return None
-        return take_frequencies(state, self.value_room // 2) if self.value_room else state
+        field, changed = self.parts(state)
+        return field if changed is None else changed
+
+    def parts(self, state: Tensor) -> tuple[Tensor, Tensor | None]:
+        count = self.options.carried_frequencies
+        if count is None:
+            return state, None
+        start, changed = unpack(state, self.num_kv_heads, self.head_dim, count)
+        # only a clock trains what the field starts with
+        return start if self.options.clock else start.detach(), changed
 
     def update(
         self, state: Tensor | None, attended_state: Tensor | None, normed_hidden: Tensor, mlp_output: Tensor
@@ -219,10 +218,10 @@ class TapeLayer(RotaryLayer):
         assert state is not None
         if not self.updates_state:
             return state
-        if self.value_room:
-            some = take_frequencies(state, self.value_room // 2)
-            return put_frequencies(state, self._updated(some, attended_state, normed_hidden, mlp_output))
-        return self._updated(state, attended_state, normed_hidden, mlp_output)
+        field, changed = self.parts(state)
+        if changed is None:
+            return self._updated(field, attended_state, normed_hidden, mlp_output)
+        return pack(field, self._updated(changed, attended_state, normed_hidden, mlp_output))
 
     def _updated(
         self, state: Tensor, attended_state: Tensor | None, normed_hidden: Tensor, mlp_output: Tensor
@@ -282,11 +281,30 @@ class Tape(ColumnsEncoding):
         device = positions.ids.device
         if self.options.init == "rope":
             frequencies = axis_frequencies(self.geometry, self.options.theta, self.options.scaling, device)
-            field = phasors(clock_positions(positions, frequencies.dtype), frequencies, dtype)
-            return field.expand(-1, groups, -1, -1)
+            return self.state_of(phasors(clock_positions(positions, frequencies.dtype), frequencies, dtype))
         frequencies, amplitudes = self._fourier(device)
         waves = phasors(clock_positions(positions, frequencies.dtype), frequencies, frequencies.dtype)
-        return multiply(waves.expand(-1, groups, -1, -1), amplitudes[None, :, None]).to(dtype)
+        return self.state_of(multiply(waves.expand(-1, groups, -1, -1), amplitudes[None, :, None]).to(dtype))
+
+    def state_of(self, field: Tensor) -> Tensor:
+        groups, count = self.geometry.num_kv_heads, self.options.carried_frequencies
+        if count is None:
+            return field.expand(-1, groups, -1, -1)
+        return pack(field, take_frequencies(field, count).expand(-1, groups, -1, -1))
+
+    def field(self, state: Tensor) -> Tensor:
+        count = self.options.carried_frequencies
+        if count is None:
+            return state
+        return put_frequencies(*unpack(state, self.geometry.num_kv_heads, self.geometry.head_dim, count))
+
+    @property
+    def state_width(self) -> int | None:
+        groups, count = self.geometry.num_kv_heads, self.options.carried_frequencies
+        if count is None:
+            return None
+        different = groups if self.has_clock or self.options.init == "fourier" else 1
+        return different * self.geometry.head_dim + 2 * count * groups
 
     def _fourier(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Random frequencies [M], or [A, M] with several axes, and complex amplitudes [G, D]."""

@@ -221,7 +221,7 @@ class Watcher(ExitStack):
         encoding = self.target.encoding
         state = None
         if has_token_state(encoding):
-            state = found["state"][0].expand(encoding.geometry.num_kv_heads, -1, -1)
+            state = encoding.field(found["state"])[0].expand(encoding.geometry.num_kv_heads, -1, -1)
         mixing = None
         if "gate" in found:
             part = found["part"]

@@ -360,7 +360,7 @@ def rotary_frequencies(encoding: PositionalEncoding, num_tokens: int) -> Tensor:
     ids, span = torch.tensor([[0, 1]]), torch.tensor([[num_tokens]])
     start = encoding.initial_state(Positions(ids=ids, origin=torch.zeros_like(span), span=span), torch.float64)
     assert start is not None
-    first = as_complex(start[0])[0]
+    first = as_complex(encoding.field(start)[0])[0]
     return (first[0].conj() * first[1]).angle()
 
 

@@ -100,7 +100,7 @@ def not_applicable(name: str, meaning: str, note: str) -> Check:
 
 
 def find_turn(encoding: PositionalEncoding) -> Callable[[Tensor], Tensor] | None:
-    """A function that rotates a state by one angle per frequency; None if the state has no phasors."""
+    """A function that rotates a field by one angle per frequency; None if the state has no phasors."""
     sizes: tuple[int, ...]
     shape: tuple[int, ...]
     if encoding.has_field:
@@ -113,9 +113,9 @@ def find_turn(encoding: PositionalEncoding) -> Callable[[Tensor], Tensor] | None
         return None
     angles = 2 * math.pi * torch.rand(shape, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
 
-    def turn(state: Tensor) -> Tensor:
-        cos, sin = angles.cos().to(state), angles.sin().to(state)
-        first, second = state.unflatten(-1, sizes).unbind(axis)
+    def turn(field: Tensor) -> Tensor:
+        cos, sin = angles.cos().to(field), angles.sin().to(field)
+        first, second = field.unflatten(-1, sizes).unbind(axis)
         turned = torch.stack((first * cos - second * sin, first * sin + second * cos), dim=axis)
         return turned.flatten(-len(sizes))
 
@@ -129,6 +129,6 @@ def turned_start(encoding: PositionalEncoding, turn: Callable[[Tensor], Tensor])
     def rotated(positions: Positions, dtype: torch.dtype) -> Tensor:
         state = initial_state(positions, dtype)
         assert state is not None
-        return turn(state)
+        return encoding.state_of(turn(encoding.field(state)))
 
     return replaced_hook(encoding, "initial_state", rotated)

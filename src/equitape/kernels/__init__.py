@@ -13,14 +13,17 @@ from torch import Tensor
 
 from . import reference
 from .operator import fused_mix, fused_move, fused_rotary_backward, fused_token_update, fused_update
+from .reference import put_frequencies, take_frequencies
 from .reflections import reflected_products
 
 __all__ = [
     "apply_rotary_backward",
     "fuses_token",
     "move_field",
+    "put_frequencies",
     "reads_pages",
     "reflected_products",
+    "take_frequencies",
     "update_field",
     "update_token",
 ]
@@ -32,6 +35,8 @@ MAX_GROUPS = 32
 MAX_HEADS = 64
 MAX_GATES = 128
 HEAD_DIMS = (16, 256)
+# with complex weights: up to so many, weights are applied in turn instead of a mixing matrix per token
+FEW_FREQUENCIES = 16
 # one processor reads the full gate weight of a token: beyond this size, a separate product is faster
 MAX_TOKEN_WEIGHT = 65536
 
@@ -76,7 +81,8 @@ def update_field(
     batch = max(tensor.shape[0] for tensor in (field, attended, gate) if tensor is not None)
     # autograd sums the gradient of a field shared by the batch
     field = field.expand(batch, -1, -1, -1)
-    if 3 in {weight.dim() for weight in (carry, mix_in) if weight is not None}:
+    few_frequencies = field.shape[3] <= 2 * FEW_FREQUENCIES
+    if 3 in {weight.dim() for weight in (carry, mix_in) if weight is not None} and not few_frequencies:
         return _mix_field(field, attended, gate, carry, mix_in, mix_out, normalize)
     return fused_update(field, attended, gate, carry, mix_in, mix_out, normalize)
 
@@ -159,18 +165,25 @@ def reads_pages(x: Tensor) -> bool:
 
 
 def apply_rotary_backward(
-    grad_query: Tensor, grad_key: Tensor, query: Tensor, key: Tensor, field: Tensor, replaced: int = 0
+    grad_query: Tensor,
+    grad_key: Tensor,
+    query: Tensor,
+    key: Tensor,
+    field: Tensor,
+    replaced: int = 0,
+    changed: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of queries, keys and field, from the gradients of the rotated queries and keys.
 
     query, key: after the rotation. Queries [B, H, N, D], keys and field [B, G, N, D]. replaced: number of lowest
-    frequencies that columns have replaced since; they get no gradient.
+    frequencies that columns have replaced since; they get no gradient. changed: [B, G, N, 2 F], numbers in place of
+    every (D / 2 F)-th frequency of a field [B or 1, G or 1, N, D]; they get a gradient instead of the field.
     """
-    inputs = (grad_query, grad_key, query, key, field, replaced)
+    inputs = (grad_query, grad_key, query, key, field, replaced, changed)
     choice = _choice()
     if choice == "reference" or (choice == "auto" and not field.is_cuda):
         return reference.apply_rotary_backward(*inputs)
-    obstacle = _general_obstacle(query, key, field)
+    obstacle = _general_obstacle(query, key, field if changed is None else changed, field)
     if obstacle is None:
         return fused_rotary_backward(*inputs)
     _refuse_if_demanded(choice, obstacle)

@@ -35,8 +35,8 @@ torch.library.define(
 )
 torch.library.define(
     "equitape::apply_rotary_backward",
-    "(Tensor grad_query, Tensor grad_key, Tensor query, Tensor key, Tensor field, int replaced=0) -> "
-    "(Tensor, Tensor, Tensor)",
+    "(Tensor grad_query, Tensor grad_key, Tensor query, Tensor key, Tensor field, int replaced=0, "
+    "Tensor? changed=None) -> (Tensor, Tensor, Tensor)",
 )
 torch.library.define("equitape::move_field", "(Tensor field, Tensor attended, Tensor source, Tensor target) -> Tensor")
 torch.library.define(
@@ -152,14 +152,22 @@ def _update_token(
 
 @torch.library.impl("equitape::apply_rotary_backward", DEVICES)
 def _rotary_backward(
-    grad_query: Tensor, grad_key: Tensor, query: Tensor, key: Tensor, field: Tensor, replaced: int = 0
+    grad_query: Tensor,
+    grad_key: Tensor,
+    query: Tensor,
+    key: Tensor,
+    field: Tensor,
+    replaced: int = 0,
+    changed: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """reference.apply_rotary_backward in Triton, for a field with its full batch."""
+    """reference.apply_rotary_backward in Triton. A field of which numbers have changed may be shared by the batch or
+    by all heads; otherwise it has its full size.
+    """
     from .triton_rotary import apply_rotary_backward
 
-    gradients = _empty_rotary_gradients(query, key, field)
+    gradients = _empty_rotary_gradients(query, key, field if changed is None else changed)
     with _on_device(field):
-        apply_rotary_backward(gradients, grad_query, grad_key, query, key, field, replaced)
+        apply_rotary_backward(gradients, grad_query, grad_key, query, key, field, replaced, changed)
     return gradients
 
 
@@ -271,7 +279,9 @@ _SHAPES: dict[str, Callable[..., Any]] = {
     "mix_field_backward": _mix_gradient_shapes,
     "move_field": _empty_result,
     "update_field_backward": _gradient_shapes,
-    "apply_rotary_backward": lambda grad_query, grad_key, *inputs: _empty_rotary_gradients(*inputs[:3]),
+    "apply_rotary_backward": lambda grad_query, grad_key, query, key, field, replaced=0, changed=None: (
+        _empty_rotary_gradients(query, key, field if changed is None else changed)
+    ),
     "move_field_backward": _empty_move_gradients,
 }
 for _name, _shapes in _SHAPES.items():

@@ -46,14 +46,39 @@ def update_field(
     return field
 
 
+def take_frequencies(field: Tensor, count: int) -> Tensor:
+    """The first of every M / count frequencies: [..., 2 M] -> [..., 2 count]."""
+    return field.unflatten(-1, (2, count, -1))[..., 0].flatten(-2)
+
+
+def put_frequencies(field: Tensor, changed: Tensor) -> Tensor:
+    """The field [..., 2 M] with other numbers [..., 2 count] where `take_frequencies` takes them."""
+    changed = changed.unflatten(-1, (2, -1))[..., None]
+    rest = field.unflatten(-1, (2, changed.shape[-2], -1))
+    first = torch.arange(rest.shape[-1], device=field.device) == 0
+    # not torch.cat: compilers write its result to memory, and compute this where it is used
+    return torch.where(first, changed, rest.to(changed.dtype)).flatten(-3)
+
+
 def apply_rotary_backward(
-    grad_query: Tensor, grad_key: Tensor, query: Tensor, key: Tensor, field: Tensor, replaced: int = 0
+    grad_query: Tensor,
+    grad_key: Tensor,
+    query: Tensor,
+    key: Tensor,
+    field: Tensor,
+    replaced: int = 0,
+    changed: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of queries x, keys x and field z through y = z x, from the gradients dy and the rotated y.
 
     dx = conj(z) dy; dz = conj(x) dy = z / |z|^2 conj(y) dy, summed over all heads that share z. Queries [B, H, N, D],
-    keys and field [B, G, N, D]. replaced: number of lowest frequencies without a gradient dy.
+    keys and field [B, G, N, D]. replaced: number of lowest frequencies without a gradient dy. changed: those of
+    `put_frequencies`, which get a gradient instead of the field.
     """
+    if changed is not None:
+        whole = put_frequencies(field, changed)
+        of_query, of_key, of_whole = apply_rotary_backward(grad_query, grad_key, query, key, whole, replaced)
+        return of_query, of_key, take_frequencies(of_whole, changed.shape[-1] // 2)
     wide = torch.promote_types(field.dtype, torch.float32)
     groups = field.shape[1]
     z = field.to(wide)[:, :, None]

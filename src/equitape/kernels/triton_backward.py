@@ -9,7 +9,8 @@ With g the gradient of z'' (before normalisation, if enabled), P = g z^T and Q =
 so the fields enter four products; the rest are small matrices of a token. Each program keeps its sums over tokens in
 float32 and writes them once; a small second kernel adds them in a fixed order, so results are deterministic.
 
-With few heads, another kernel computes the same: triton_few_heads.py. Shapes and the algorithm: triton_field.py.
+With few heads, another kernel computes the same (triton_few_heads.py), and with complex weights and few frequencies
+(triton_in_turn.py). Shapes and the algorithm: triton_field.py.
 """
 
 # mypy: allow-untyped-defs, no-check-untyped-defs
@@ -22,6 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 from . import triton_few_heads as few_heads
+from . import triton_in_turn as in_turn
 from .launch import Plan, launch
 from .triton_field import (
     Update,
@@ -44,6 +46,7 @@ from .triton_field import (
     silu,
     silu_slope,
     store_chunk,
+    store_weight_gradient,
     strides,
     token_matrices,
     updated_chunk,
@@ -53,37 +56,6 @@ CHUNK = 512
 PROGRAMS_PER_PROCESSOR = 2
 # rows of all programs at once and few columns each, for enough programs to sum them
 SUM_ROWS, SUM_COLUMNS = 512, 8
-
-
-@triton.jit
-def store_matrix(pointer, matrix, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Load the first ROWS and COLUMNS of a matrix, contiguous."""
-    row = tl.arange(0, matrix.shape[0])[:, None]
-    column = tl.arange(0, matrix.shape[1])[None, :]
-    tl.store(pointer + row * COLUMNS + column, matrix, mask=(row < ROWS) & (column < COLUMNS))
-
-
-@triton.jit
-def store_weight_gradient(
-    pointer,
-    gradient,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    PADDED_ROWS: tl.constexpr,
-    PADDED_COLUMNS: tl.constexpr,
-    PARTS: tl.constexpr,
-):
-    """The gradient of a weight [ROWS, COLUMNS] or [2, ROWS, COLUMNS] from that of the matrix load_weight built."""
-    if PARTS == 2:
-        row_part = tl.arange(0, 2 * PADDED_ROWS)[:, None] // PADDED_ROWS
-        column_part = tl.arange(0, 2 * PADDED_COLUMNS)[None, :] // PADDED_COLUMNS
-        # the imaginary part is below the diagonal, and with its sign changed above it
-        imaginary = tl.reshape(gradient * (row_part - column_part).to(tl.float32), (2, PADDED_ROWS, 2, PADDED_COLUMNS))
-        real = tl.reshape(gradient * (row_part == column_part).to(tl.float32), (2, PADDED_ROWS, 2, PADDED_COLUMNS))
-        store_matrix(pointer, tl.sum(tl.sum(real, 2), 0), ROWS, COLUMNS)
-        store_matrix(pointer + ROWS * COLUMNS, tl.sum(tl.sum(imaginary, 2), 0), ROWS, COLUMNS)
-    else:
-        store_matrix(pointer, gradient, ROWS, COLUMNS)
 
 
 @triton.jit
@@ -310,7 +282,11 @@ def backward(
     size = carry_size + 2 * mix_size
     gradient, field, attended, gate = dense(gradient), dense(field), dense(attended), dense(gate)
     few = few_heads.serves(field, carry, mix_in, normalize)
-    if few:
+    turns = in_turn.serves(carry, mix_in)
+    if turns:
+        tiles = in_turn.num_tiles(field, in_turn.BACKWARD_COLUMNS)
+        programs = num_programs(field.device, tiles, in_turn.BACKWARD_PROGRAMS)
+    elif few:
         tiles = few_heads.num_tiles(gradient, field, attended)
         programs = num_programs(field.device, tiles, few_heads.PROGRAMS_PER_PROCESSOR)
     else:
@@ -323,7 +299,9 @@ def backward(
     def plan() -> Plan:
         update = Update.of(field, attended, gate, carry, mix_in, normalize)
         read_strides = (*strides(gradient, 4), *strides(field, 4), *strides(attended, 4), *strides(gate, 3))
-        if few:
+        if turns:
+            constants = in_turn.constants(update, field, in_turn.BACKWARD_COLUMNS)
+        elif few:
             constants = few_heads.constants(update, gradient, field, attended)
         else:
             constants = update.constants(CHUNK, num_fields=2, device=field.device)
@@ -332,7 +310,7 @@ def backward(
         constants["WANTS_FIELD"] = wants_field
         return Plan(grid=(programs,), numbers=(*read_strides, update.tokens, tiles), constants=constants)
 
-    kernel = few_heads.few_heads_kernel if few else gradient_kernel
+    kernel = in_turn.in_turn_gradient_kernel if turns else few_heads.few_heads_kernel if few else gradient_kernel
     launch(kernel, (*written, *read), (normalize, wants_field), plan)
 
     def sum_plan() -> Plan:

@@ -198,6 +198,37 @@ def load_weight(
 
 
 @triton.jit
+def store_matrix(pointer, matrix, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Store the first ROWS and COLUMNS of a matrix, contiguous."""
+    row = tl.arange(0, matrix.shape[0])[:, None]
+    column = tl.arange(0, matrix.shape[1])[None, :]
+    tl.store(pointer + row * COLUMNS + column, matrix, mask=(row < ROWS) & (column < COLUMNS))
+
+
+@triton.jit
+def store_weight_gradient(
+    pointer,
+    gradient,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    PADDED_ROWS: tl.constexpr,
+    PADDED_COLUMNS: tl.constexpr,
+    PARTS: tl.constexpr,
+):
+    """The gradient of a weight [ROWS, COLUMNS] or [2, ROWS, COLUMNS] from that of the matrix load_weight built."""
+    if PARTS == 2:
+        row_part = tl.arange(0, 2 * PADDED_ROWS)[:, None] // PADDED_ROWS
+        column_part = tl.arange(0, 2 * PADDED_COLUMNS)[None, :] // PADDED_COLUMNS
+        # the imaginary part is below the diagonal, and with its sign changed above it
+        imaginary = tl.reshape(gradient * (row_part - column_part).to(tl.float32), (2, PADDED_ROWS, 2, PADDED_COLUMNS))
+        real = tl.reshape(gradient * (row_part == column_part).to(tl.float32), (2, PADDED_ROWS, 2, PADDED_COLUMNS))
+        store_matrix(pointer, tl.sum(tl.sum(real, 2), 0), ROWS, COLUMNS)
+        store_matrix(pointer + ROWS * COLUMNS, tl.sum(tl.sum(imaginary, 2), 0), ROWS, COLUMNS)
+    else:
+        store_matrix(pointer, gradient, ROWS, COLUMNS)
+
+
+@triton.jit
 def rows_of(
     strides,
     sequence,

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from . import triton_in_turn as in_turn
 from .launch import Plan, launch
 from .triton_field import (
     Update,
@@ -172,9 +173,18 @@ def forward(
     weights = (contiguous(carry), contiguous(mix_in), contiguous(mix_out), contiguous(gate_weight))
     field, attended, gate = dense(field), dense(attended), dense(gate)
     tensors = (updated, field, attended, gate, *weights)
+    turns = gate_weight is None and in_turn.serves(carry, mix_in)
 
     def plan() -> Plan:
         update = Update.of(field, attended, gate, carry, mix_in, normalize)
+        read_strides = (*strides(field, 4), *strides(attended, 4), *strides(gate, 3))
+        if turns:
+            tiles = in_turn.num_tiles(field, in_turn.FORWARD_COLUMNS)
+            return Plan(
+                grid=(num_programs(field.device, tiles, in_turn.FORWARD_PROGRAMS),),
+                numbers=(*read_strides, update.tokens, tiles),
+                constants=in_turn.constants(update, field, in_turn.FORWARD_COLUMNS),
+            )
         constants = {"EXACT": update.exact(field), **update.constants(CHUNK, num_fields=1, device=field.device)}
         constants |= {"WIDTH": 0, "K": 0}
         if gate_weight is not None:
@@ -184,8 +194,11 @@ def forward(
             constants |= {"num_warps": TOKEN_WARPS, "num_stages": 1}
         return Plan(
             grid=(num_programs(field.device, num_tiles(field), PROGRAMS_PER_PROCESSOR),),
-            numbers=(*strides(field, 4), *strides(attended, 4), *strides(gate, 3), update.tokens, num_tiles(field)),
+            numbers=(*read_strides, update.tokens, num_tiles(field)),
             constants=constants,
         )
 
-    launch(update_kernel, tensors, normalize, plan)
+    if turns:
+        launch(in_turn.in_turn_kernel, tensors[:-1], normalize, plan)
+    else:
+        launch(update_kernel, tensors, normalize, plan)

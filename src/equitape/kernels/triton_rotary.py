@@ -49,6 +49,7 @@ def rotary_backward_kernel(
     query,
     key,
     field,
+    changed,
     grad_query_by_sequence,
     grad_query_by_head,
     grad_query_by_token,
@@ -64,17 +65,21 @@ def rotary_backward_kernel(
     field_by_sequence,
     field_by_head,
     field_by_token,
+    changed_by_sequence,
+    changed_by_head,
+    changed_by_token,
     tokens,
     GROUPS: tl.constexpr,
     RATIO: tl.constexpr,
     M: tl.constexpr,
     PADDED_M: tl.constexpr,
     KEPT: tl.constexpr,
+    STEP: tl.constexpr,
     T: tl.constexpr,
 ):
     """dx = conj(z) dy for every head; dz = z / |z|^2 times the sum over heads of conj(y) dy, where y = z x.
 
-    dy is zero from frequency KEPT on.
+    dy is zero from frequency KEPT on. STEP: 1, or every STEP-th frequency of z is in `changed`, and only these get dz.
 
     In the gradients of queries and keys, the heads of a token are adjacent; that of the field is contiguous.
     """
@@ -85,7 +90,8 @@ def rotary_backward_kernel(
     field_strides = (field_by_sequence, field_by_head, field_by_token)
     grad_query_in_strides = by_token(tokens, GROUPS * RATIO, 2 * M)
     grad_key_in_strides = by_token(tokens, GROUPS, 2 * M)
-    grad_field_strides = by_head(tokens, GROUPS, 2 * M)
+    changed_strides = (changed_by_sequence, changed_by_head, changed_by_token)
+    grad_field_strides = by_head(tokens, GROUPS, 2 * M // STEP)
     token = tl.program_id(0).to(tl.int64) * T + tl.arange(0, T)
     group = tl.program_id(1).to(tl.int64)
     sequence = tl.program_id(2).to(tl.int64)
@@ -94,6 +100,13 @@ def rotary_backward_kernel(
     kept = exists & (frequency < KEPT)[None, :]
 
     z_real, z_imaginary = load_complex(field, field_strides, sequence, group, token, frequency, exists, M)
+    written = exists
+    if STEP > 1:
+        written = exists & (frequency % STEP == 0)[None, :]
+        new_real, new_imaginary = load_complex(
+            changed, changed_strides, sequence, group, token, frequency // STEP, written, M // STEP
+        )
+        z_real, z_imaginary = tl.where(written, new_real, z_real), tl.where(written, new_imaginary, z_imaginary)
     y_real, y_imaginary = load_complex(key, key_strides, sequence, group, token, frequency, exists, M)
     g_real, g_imaginary = load_complex(grad_key, grad_key_strides, sequence, group, token, frequency, kept, M)
     store_complex(
@@ -117,9 +130,9 @@ def rotary_backward_kernel(
     # where the field is zero, y contains nothing of x
     inverse = tl.where(square > 0.0, 1.0 / tl.where(square > 0.0, square, 1.0), 0.0)
     store_complex(
-        grad_field, grad_field_strides, sequence, group, token, frequency, exists,
+        grad_field, grad_field_strides, sequence, group, token, frequency // STEP, written,
         (sum_real * z_real - sum_imaginary * z_imaginary) * inverse,
-        (sum_real * z_imaginary + sum_imaginary * z_real) * inverse, M,
+        (sum_real * z_imaginary + sum_imaginary * z_real) * inverse, M // STEP,
     )  # fmt: skip
 
 
@@ -131,12 +144,14 @@ def apply_rotary_backward(
     key: Tensor,
     field: Tensor,
     replaced: int,
+    changed: Tensor | None,
 ) -> None:
     """Write reference.apply_rotary_backward: queries [B, H, N, D], keys and field [B, G, N, D].
 
     In the gradients of queries and keys, the heads of a token are adjacent; that of the field is contiguous.
     """
-    read = [dense(tensor) for tensor in (grad_query, grad_key, query, key, field)]
+    field = field.expand(*key.shape[:2], -1, -1)
+    read = [dense(tensor) for tensor in (grad_query, grad_key, query, key, field, changed)]
 
     def plan() -> Plan:
         batch, groups, tokens, dim = field.shape
@@ -151,6 +166,7 @@ def apply_rotary_backward(
                 "M": dim // 2,
                 "PADDED_M": padded,
                 "KEPT": dim // 2 - replaced,
+                "STEP": 1 if changed is None else dim // changed.shape[3],
                 "T": tile,
             },
         )

@@ -263,7 +263,8 @@ class EquitapeModel(EquitapePreTrainedModel):
         """The fields of all layers as [B, G, N, D]; None for encodings without one."""
         if not self.encoding.has_field:
             return None
-        return tuple(state.expand(x.shape[0], self.encoding.geometry.num_kv_heads, -1, -1) for state in states)
+        size = (x.shape[0], self.encoding.geometry.num_kv_heads, -1, -1)
+        return tuple(self.encoding.field(state).expand(size) for state in states)
 
 
 class EquitapeForCausalLM(EquitapePreTrainedModel, GenerationMixin):

@@ -250,8 +250,9 @@ class Pieces:
         if state is None:
             raise ValueError(f"Layer {self.layer} got no {name}; pass the one that the layer before it returned.")
         # RoPE's state is the same for all heads
-        groups = self.geometry.num_kv_heads if self.state_changes else 1
-        expected = [batch, groups, num_tokens, self.geometry.head_dim]
+        width = self.model_encoding.state_width
+        groups = self.geometry.num_kv_heads if self.state_changes and width is None else 1
+        expected = [batch, groups, num_tokens, width or self.geometry.head_dim]
         if not isinstance(state, Tensor) or list(state.shape) not in (expected, [1, *expected[1:]]):
             raise ValueError(
                 f"The {name} {core.describe(state)}, but this layer expects {expected}; pass the state that the layer "
