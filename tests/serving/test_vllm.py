@@ -71,7 +71,7 @@ SECOND_TURN = [7, 8, 9]
 
 @pytest.fixture
 def record(request):
-    """Adds rows to the report's results.json; a later run replaces the rows that it measures again."""
+    """Adds rows to the results.json of a report."""
     folder = os.environ.get("EQUITAPE_REPORT")
 
     def add(check, name, **figures):
@@ -132,7 +132,8 @@ def test_two_processes(case, layout, tmp_path, record):
     eager = layout == "tensor_parallel_size"
     with served.engine(tmp_path, distributed_executor_backend="mp", enforce_eager=eager, **{layout: 2}) as llm:
         answers = served.answer(llm, rows)
-    record("two processes", f"{case}, {layout}", greedy=check_answers(model, rows, answers))
+    name = f"{case}, {layout.removesuffix('_size').replace('_', ' ')}"
+    record("two processes", name, greedy=check_answers(model, rows, answers))
 
 
 def test_more_ranks_than_key_value_heads(tmp_path, record):
@@ -141,7 +142,7 @@ def test_more_ranks_than_key_value_heads(tmp_path, record):
     rows = served.prompts()
     with served.engine(tmp_path, distributed_executor_backend="mp", tensor_parallel_size=2) as llm:
         answers = served.answer(llm, rows)
-    name = "tape-clock, one key-value head, as in OLMo 2, tensor_parallel_size"
+    name = "tape-clock, one key-value head, as in OLMo 2, tensor parallel"
     record("two processes", name, greedy=check_answers(model, rows, answers))
 
 
