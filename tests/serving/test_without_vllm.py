@@ -81,11 +81,13 @@ def test_every_field_of_a_configuration_is_read_or_refused():
     assert {name for name in fields - others if not re.search(rf"config\.{name}\b", source)} == set()
 
 
-def test_an_fp8_cache_is_refused_for_exact_numbers_in_keys_only():
-    check("tape", cache_dtype="fp8")
+@pytest.mark.parametrize("dtype", ["fp8_e4m3", "int8_per_token_head", "turboquant_k8v4", "ultraquant_4bit", "bfloat16"])
+def test_a_cache_in_another_dtype_is_refused_for_exact_numbers_in_keys_only(dtype):
+    check("tape", cache_dtype=dtype)
     for case in ("tape2", "alibi", "rope-clock", "tape-inside"):
-        with pytest.raises(ValueError, match="which a cache in 'fp8_e4m3' would round; use kv_cache_dtype 'auto'"):
-            check(case, cache_dtype="fp8_e4m3")
+        check(case, cache_dtype="auto")
+        with pytest.raises(ValueError, match=f"which a cache in '{dtype}' would round; use kv_cache_dtype 'auto'"):
+            check(case, cache_dtype=dtype)
 
 
 def test_more_ranks_than_key_value_heads_are_served():

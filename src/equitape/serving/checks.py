@@ -14,7 +14,10 @@ def check_served(
     pipeline_parallel: int = 1,
     cache_dtype: str = "auto",
 ) -> None:
-    """Raise ValueError for a model or a layout that vLLM cannot serve with the answers of `generate`."""
+    """Raise ValueError for a model or a layout that vLLM cannot serve with the answers of `generate`.
+
+    cache_dtype: as vLLM names it; "auto" if it is the model's own.
+    """
     kind = encoding.kind
     if encoding.adds_bias:
         raise ValueError(
@@ -50,7 +53,7 @@ def check_served(
         )
     if config.local_encoding is not None and (config.num_loops > 1 or getattr(encoding, "has_clock", False)):
         raise ValueError("vLLM serves no local_encoding together with num_loops above 1 or a clock; use generate.")
-    if cache_dtype.startswith(("fp8", "int", "nvfp")) and keeps_numbers_in_keys(encoding):
+    if cache_dtype != "auto" and keeps_numbers_in_keys(encoding):
         raise ValueError(
             f"Encoding {kind!r} keeps exact numbers in cached keys, which a cache in {cache_dtype!r} would round; "
             f"use kv_cache_dtype 'auto'."
