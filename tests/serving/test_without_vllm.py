@@ -90,6 +90,17 @@ def test_a_cache_in_another_dtype_is_refused_for_exact_numbers_in_keys_only(dtyp
             check(case, cache_dtype=dtype)
 
 
+def test_sequences_longer_than_places_of_running_sums_are_refused():
+    longest = torch.tensor([128**3 - 1])
+    assert number(digits(longest, torch.bfloat16)) == longest
+    assert number(digits(longest + 1, torch.bfloat16)) != longest + 1
+    check("tape", length=128**3)
+    for case in ("fox", "rope-clock", "tape-clock"):
+        check(case, length=128**3 - 1)
+        with pytest.raises(ValueError, match=r"up to 2,097,151 tokens, not 2,097,152; set max_model_len to 2097151 or"):
+            check(case, length=128**3)
+
+
 def test_more_ranks_than_key_value_heads_are_served():
     check("tape", {"num_attention_heads": 8, "hidden_size": 64}, tensor_parallel=4)
 

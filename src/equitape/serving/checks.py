@@ -2,6 +2,7 @@
 
 from ..encodings import PositionalEncoding
 from ..model import EquitapeConfig
+from .sums import LONGEST
 
 ACTIVATIONS = ("silu", "swish", "gelu", "gelu_pytorch_tanh")
 """Activations of the gated feed-forward layer that vLLM has under transformers' names."""
@@ -13,10 +14,11 @@ def check_served(
     tensor_parallel: int = 1,
     pipeline_parallel: int = 1,
     cache_dtype: str = "auto",
+    length: int = 0,
 ) -> None:
     """Raise ValueError for a model or a layout that vLLM cannot serve with the answers of `generate`.
 
-    cache_dtype: as vLLM names it; "auto" if it is the model's own.
+    cache_dtype: as vLLM names it; "auto" if it is the model's own. length: the longest sequence, vLLM's max_model_len.
     """
     kind = encoding.kind
     if encoding.adds_bias:
@@ -57,6 +59,11 @@ def check_served(
         raise ValueError(
             f"Encoding {kind!r} keeps exact numbers in cached keys, which a cache in {cache_dtype!r} would round; "
             f"use kv_cache_dtype 'auto'."
+        )
+    if length > LONGEST and encoding.keeps_sums:
+        raise ValueError(
+            f"Encoding {kind!r} keeps running sums, whose places vLLM's cache can tell apart up to {LONGEST:,} tokens, "
+            f"not {length:,}; set max_model_len to {LONGEST} or less."
         )
 
 

@@ -47,7 +47,10 @@ class EquitapeModel(nn.Module):
         if cache_dtype == str(vllm_config.model_config.dtype).removeprefix("torch."):
             cache_dtype = "auto"
         for encoding in (self.encoding, self.local_encoding):
-            check_served(config, encoding, get_tensor_model_parallel_world_size(), group.world_size, cache_dtype)
+            check_served(
+                config, encoding, get_tensor_model_parallel_world_size(), group.world_size, cache_dtype,
+                vllm_config.model_config.max_model_len,
+            )  # fmt: skip
         scaling = config.query_scale or config.head_dim**-0.5
         width = attention_width(max(config.key_cache_dims), vllm_config)
         embeds = group.is_first_rank or (config.tie_word_embeddings and group.is_last_rank)
