@@ -19,7 +19,7 @@ of 3, 21, 40 and 70 tokens in chunks of 16, cached in blocks of 32. All answers 
 log-probabilities differ by less than 1e-4; the tables give the largest difference. [Use it in
 production](../../how-to/production.md#vllm) says how to serve a model and what is refused.
 
-One run of `make test-vllm`, whose tests all passed, from {began} to {ended} (UTC)."""
+`make test-vllm`, whose tests all passed in one run, from {began} to {ended} (UTC){again}."""
 
 SECTIONS = {
     "answers": (
@@ -56,9 +56,9 @@ SECTIONS = {
     "throughput": (
         "Throughput on this CPU, against a Llama of the same size",
         "model",
-        "16 requests, prompts and answers of 64 tokens, after a pass to warm up. Time on the clock depends on what "
-        "else the machine does; the time of its cores, all threads together, depends on it little, and *of Llama* "
-        "compares models by it. Best of five passes; *slowest* is the worst of them. Llama runs first and last: the "
+        "16 requests, prompts and answers of 64 tokens, one thread, after a pass to warm up. Time on the clock depends "
+        "on what else the machine does; the time that its core spent on this process depends on it less, and *of "
+        "Llama* compares models by it. Best of five passes; *slowest* is the worst of them. Llama runs first and last: the "
         "two rows show how much a repetition differs.",
     ),
 }
@@ -91,7 +91,10 @@ def finish(folder):
     rows = json.loads((folder / "results.json").read_text())
     environment = rows["environment"]
     began, ended = (date[:16].replace("T", " ") for date in (environment.pop("date"), describe_environment()["date"]))
-    parts = ["# vLLM against generate", INTRODUCTION.format(began=began, ended=ended)]
+    commit, again = rows.get("throughput commit"), ""
+    if commit and commit != str(environment["commit"]).removesuffix("+changes"):
+        again = f"; the throughput was then measured again, at commit {commit}"
+    parts = ["# vLLM against generate", INTRODUCTION.format(began=began, ended=ended, again=again)]
     for key, (title, first, text) in SECTIONS.items():
         if key in rows:
             parts += [f"## {title}", text, table(rows[key], first)]
