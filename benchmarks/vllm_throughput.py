@@ -84,8 +84,6 @@ def main(folder):
             "slowest": tokens / max(core_seconds),
         }
         print(name, table[name], flush=True)
-    for row in table.values():
-        row["of Llama"] = row["tokens per core second"] / table["Llama"]["tokens per core second"]
     # not the one that the tests began with, if the throughput was measured again
     rows["throughput commit"] = commit
     path.parent.mkdir(parents=True, exist_ok=True)
