@@ -47,7 +47,7 @@ test-oldest: .venv-oldest/.installed
 
 # vLLM on this machine's CPU against `generate`, about ten minutes; writes a report
 test-vllm: .venv-vllm/.installed
-	rm -f $(VLLM_REPORT)/results.json
+	$(VLLM)/python benchmarks/vllm_report.py --start $(VLLM_REPORT)
 	EQUITAPE_REPORT=$(VLLM_REPORT) $(VLLM)/python -m pytest tests/serving
 	$(VLLM)/python benchmarks/vllm_throughput.py $(VLLM_REPORT)
 	$(VLLM)/python benchmarks/vllm_report.py $(VLLM_REPORT)

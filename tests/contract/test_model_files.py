@@ -96,8 +96,30 @@ def test_a_decoder_without_a_language_modelling_head_is_refused_as_a_language_mo
         EquitapeForCausalLM.from_pretrained(tmp_path)
 
 
-def test_a_model_made_from_no_file_is_initialised():
-    assert EquitapeForCausalLM.from_pretrained(None, config=tiny_config("tape"), state_dict={})
+@pytest.mark.parametrize("case", CASES)
+def test_a_model_made_from_no_file_is_initialised(case):
+    """Weights with a fixed start have it, and the others have about the spread of a new model's."""
+    config = tiny_config(case)
+    first, second = (EquitapeForCausalLM(config).state_dict() for _ in range(2))
+    found = EquitapeForCausalLM.from_pretrained(None, config=config, state_dict={}).state_dict()
+    assert found.keys() == first.keys()
+    for name, weight in found.items():
+        if torch.equal(first[name], second[name]):
+            assert torch.equal(weight, first[name]), name
+        else:
+            assert 0.2 < (weight.norm() / first[name].norm()).item() < 5, name
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_missing_weight_changes_no_other(case, tmp_path):
+    model = build(case, dtype=torch.float32)
+    model.save_pretrained(tmp_path)
+    weights = model.state_dict()
+    lost = next((name for name in weights if ".encoding." in name), "model.norm.weight")
+    drop_tensor(tmp_path, lost)
+    loaded, info = EquitapeForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert info["missing_keys"] == {lost}
+    assert [name for name, weight in loaded.state_dict().items() if not torch.equal(weight, weights[name])] == [lost]
 
 
 def test_scalars_of_version_0_1_are_read(tmp_path):

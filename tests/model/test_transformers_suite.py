@@ -5,6 +5,7 @@ version, unpacked from `pip download --no-binary :all: --no-deps transformers` o
 common to all models; a clone also those of generation and export.
 """
 
+import functools
 import importlib
 import os
 import sys
@@ -56,6 +57,7 @@ SETS_ROPE_PARAMETERS = (
 pytestmark = pytest.mark.skipif(SOURCES is None, reason="EQUITAPE_TRANSFORMERS does not name transformers' sources")
 
 
+@functools.cache
 def import_mixins():
     """(common tests, tests of generation); empty classes for what the archive lacks."""
     pytest.importorskip("parameterized")
@@ -122,7 +124,23 @@ def outcomes(case):
     return failed, {name(test) for test, _ in result.skipped}, result.testsRun
 
 
-@pytest.mark.parametrize("encoding", [{"kind": "tape", "init_scale": 0.5}, {"kind": "rope"}], ids=["tape", "rope"])
+@functools.cache
+def llama_outcomes(mixins):
+    heads = tuple(getattr(transformers, f"Llama{head}") for head in HEADS)
+    return outcomes(
+        make_case("Llama", heads, transformers.LlamaConfig, lambda: transformers.LlamaConfig(**SIZES), mixins)
+    )
+
+
+def describe(failed, skipped, count):
+    return f"{count - len(failed) - len(skipped)} passed, {len(failed)} failed, {len(skipped)} skipped"
+
+
+@pytest.mark.parametrize(
+    "encoding",
+    [{"kind": "tape", "init_scale": 0.5}, {"kind": "tape2", "init_scale": 0.5}, {"kind": "rope"}],
+    ids=["tape", "tape2", "rope"],
+)
 def test_passes_what_llama_passes(encoding, capsys, monkeypatch):
     # unknown marks are errors here, and transformers has its own
     monkeypatch.setattr(pytest.mark, "_config", None)
@@ -131,14 +149,13 @@ def test_passes_what_llama_passes(encoding, capsys, monkeypatch):
     for table, name in TABLES.items():
         monkeypatch.setitem(getattr(modeling_auto, f"{table}_MAPPING_NAMES"), EquitapeConfig.model_type, name)
     mixins = import_mixins()
-    heads = tuple(getattr(transformers, f"Llama{head}") for head in HEADS)
-    llama = make_case("Llama", heads, transformers.LlamaConfig, lambda: transformers.LlamaConfig(**SIZES), mixins)
     ours = make_case("Equitape", OURS, EquitapeConfig, lambda: EquitapeConfig(**SIZES, encoding=encoding), mixins)
-    llama_failed, llama_skipped, _ = outcomes(llama)
+    llama_failed, llama_skipped, llama_count = llama_outcomes(mixins)
     failed, skipped, count = outcomes(ours)
     transformers.logging.set_verbosity_error()
-    with capsys.disabled():
-        print(f"\n{count} tests, {len(skipped)} skipped ({len(llama_skipped)} by Llama), {len(failed)} failed")
     unlike_llama = {name: reason for name, reason in failed.items() if name not in llama_failed}
     unlike_llama |= dict.fromkeys(skipped - llama_skipped - set(failed), "skipped")
+    with capsys.disabled():
+        print(f"\n{encoding['kind']}: {describe(failed, skipped, count)}; beside Llama's: {unlike_llama or 'none'}")
+        print(f"Llama: {describe(llama_failed, llama_skipped, llama_count)}; {llama_failed or 'no failure'}")
     assert {name: why for name, why in unlike_llama.items() if not name.startswith(SETS_ROPE_PARAMETERS)} == {}

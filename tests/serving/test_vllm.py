@@ -71,7 +71,7 @@ SECOND_TURN = [7, 8, 9]
 
 @pytest.fixture
 def record(request):
-    """Adds rows to the report's results.json; a later run replaces the rows that it measures again."""
+    """Adds rows to the results.json of a report."""
     folder = os.environ.get("EQUITAPE_REPORT")
 
     def add(check, name, **figures):
@@ -132,7 +132,8 @@ def test_two_processes(case, layout, tmp_path, record):
     eager = layout == "tensor_parallel_size"
     with served.engine(tmp_path, distributed_executor_backend="mp", enforce_eager=eager, **{layout: 2}) as llm:
         answers = served.answer(llm, rows)
-    record("two processes", f"{case}, {layout}", greedy=check_answers(model, rows, answers))
+    name = f"{case}, {layout.removesuffix('_size').replace('_', ' ')}"
+    record("two processes", name, greedy=check_answers(model, rows, answers))
 
 
 def test_more_ranks_than_key_value_heads(tmp_path, record):
@@ -141,7 +142,7 @@ def test_more_ranks_than_key_value_heads(tmp_path, record):
     rows = served.prompts()
     with served.engine(tmp_path, distributed_executor_backend="mp", tensor_parallel_size=2) as llm:
         answers = served.answer(llm, rows)
-    name = "tape-clock, one key-value head, as in OLMo 2, tensor_parallel_size"
+    name = "tape-clock, one key-value head, as in OLMo 2, tensor parallel"
     record("two processes", name, greedy=check_answers(model, rows, answers))
 
 
@@ -200,12 +201,13 @@ def post(port, **body):
     request = urllib.request.Request(
         f"http://127.0.0.1:{port}/v1/completions", data.encode(), {"Content-Type": "application/json"}
     )
-    with urllib.request.urlopen(request, timeout=120) as response:
+    with urllib.request.urlopen(request, timeout=300) as response:
         return json.loads(response.read())["choices"][0]["token_ids"]
 
 
 def wait_for(port, process):
-    for _ in range(400):
+    """Until the server answers; ten minutes at most, since a busy machine imports vLLM slowly."""
+    for _ in range(1200):
         assert process.poll() is None, "the server ended"
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
@@ -240,6 +242,6 @@ def test_five_requests_over_http_at_once(tmp_path, record):
                 found = list(pool.map(lambda row: post(port, prompt=row, ignore_eos=True), rows))
         finally:
             process.terminate()
-            process.wait(60)
+            process.wait(300)
     assert found == [served.greedy(model, row) for row in rows]
     record("HTTP", "tape2", requests=len(rows))

@@ -81,11 +81,24 @@ def test_every_field_of_a_configuration_is_read_or_refused():
     assert {name for name in fields - others if not re.search(rf"config\.{name}\b", source)} == set()
 
 
-def test_an_fp8_cache_is_refused_for_exact_numbers_in_keys_only():
-    check("tape", cache_dtype="fp8")
+@pytest.mark.parametrize("dtype", ["fp8_e4m3", "int8_per_token_head", "turboquant_k8v4", "ultraquant_4bit", "bfloat16"])
+def test_a_cache_in_another_dtype_is_refused_for_exact_numbers_in_keys_only(dtype):
+    check("tape", cache_dtype=dtype)
     for case in ("tape2", "alibi", "rope-clock", "tape-inside"):
-        with pytest.raises(ValueError, match="which a cache in 'fp8_e4m3' would round; use kv_cache_dtype 'auto'"):
-            check(case, cache_dtype="fp8_e4m3")
+        check(case, cache_dtype="auto")
+        with pytest.raises(ValueError, match=f"which a cache in '{dtype}' would round; use kv_cache_dtype 'auto'"):
+            check(case, cache_dtype=dtype)
+
+
+def test_sequences_longer_than_places_of_running_sums_are_refused():
+    longest = torch.tensor([128**3 - 1])
+    assert number(digits(longest, torch.bfloat16)) == longest
+    assert number(digits(longest + 1, torch.bfloat16)) != longest + 1
+    check("tape", length=128**3)
+    for case in ("fox", "rope-clock", "tape-clock"):
+        check(case, length=128**3 - 1)
+        with pytest.raises(ValueError, match=r"up to 2,097,151 tokens, not 2,097,152; set max_model_len to 2097151 or"):
+            check(case, length=128**3)
 
 
 def test_more_ranks_than_key_value_heads_are_served():

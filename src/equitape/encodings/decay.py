@@ -133,8 +133,8 @@ class Decay(nn.Module):
             self.weight = nn.Parameter(torch.empty(heads, geometry.hidden_size))
 
     def reset_parameters(self) -> None:
-        """Start as ALiBi."""
-        if self.kind in ("learned", "gate"):
+        """Start as ALiBi. A weight that transformers has loaded stays; its versions of `nn.init` skip such weights."""
+        if self.kind in ("learned", "gate") and not getattr(self.bias, "_is_hf_initialized", False):
             with torch.no_grad():
                 slopes = alibi_slopes(self.decaying, torch.device("cpu"), self.slowest).tolist()
                 start = [math.log(math.expm1(slope)) for slope in slopes] + [0.0] * (self.heads - self.decaying)

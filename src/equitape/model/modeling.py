@@ -21,6 +21,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from ..encodings import LayerEncoding, PositionalEncoding, build_encoding
 from ..encodings.base import ENCODINGS, SmallLinear
+from ..encodings.decay import Decay
 from ..encodings.shards import Shards
 from ..nn.core import last_cached_key
 from ..nn.norm import RMSNorm
@@ -75,6 +76,9 @@ class EquitapePreTrainedModel(PreTrainedModel):
             init.zeros_(module.bias)
         if isinstance(module, (PositionalEncoding, LayerEncoding)):
             module.reset_parameters(self.config.initializer_range)
+        elif isinstance(module, Decay):
+            # transformers visits only modules that have weights of their own, which its encoding may lack
+            module.reset_parameters()
         elif isinstance(module, RMSNorm) and module.offset:
             init.constant_(module.weight, 1.0 - module.offset)
         elif is_part_of_experts(module):

@@ -2,6 +2,7 @@
 
 from ..encodings import PositionalEncoding
 from ..model import EquitapeConfig
+from .sums import LONGEST
 
 ACTIVATIONS = ("silu", "swish", "gelu", "gelu_pytorch_tanh")
 """Activations of the gated feed-forward layer that vLLM has under transformers' names."""
@@ -13,8 +14,12 @@ def check_served(
     tensor_parallel: int = 1,
     pipeline_parallel: int = 1,
     cache_dtype: str = "auto",
+    length: int = 0,
 ) -> None:
-    """Raise ValueError for a model or a layout that vLLM cannot serve with the answers of `generate`."""
+    """Raise ValueError for a model or a layout that vLLM cannot serve with the answers of `generate`.
+
+    cache_dtype: as vLLM names it; "auto" if it is the model's own. length: the longest sequence, vLLM's max_model_len.
+    """
     kind = encoding.kind
     if encoding.adds_bias:
         raise ValueError(
@@ -50,10 +55,15 @@ def check_served(
         )
     if config.local_encoding is not None and (config.num_loops > 1 or getattr(encoding, "has_clock", False)):
         raise ValueError("vLLM serves no local_encoding together with num_loops above 1 or a clock; use generate.")
-    if cache_dtype.startswith(("fp8", "int", "nvfp")) and keeps_numbers_in_keys(encoding):
+    if cache_dtype != "auto" and keeps_numbers_in_keys(encoding):
         raise ValueError(
             f"Encoding {kind!r} keeps exact numbers in cached keys, which a cache in {cache_dtype!r} would round; "
             f"use kv_cache_dtype 'auto'."
+        )
+    if length > LONGEST and encoding.keeps_sums:
+        raise ValueError(
+            f"Encoding {kind!r} keeps running sums, whose places vLLM's cache can tell apart up to {LONGEST:,} tokens, "
+            f"not {length:,}; set max_model_len to {LONGEST} or less."
         )
 
 

@@ -19,6 +19,8 @@ from torch.nn.functional import pad
 BASE = 128
 """Positions are three digits in this base: bfloat16 holds each exactly."""
 DIGITS = 3
+LONGEST = BASE**DIGITS - 1
+"""Tokens of the longest sequence: positions are stored as counts from 1."""
 STEEPNESS = 32.0
 """Scores differ by this per position: others get a weight of exp(-32), 1e-14."""
 

@@ -43,10 +43,13 @@ class EquitapeModel(nn.Module):
         self.local_encoding, self.local_layers = self.encoding, frozenset(config.local_layers)
         if config.local_encoding is not None:
             self.local_encoding = build_encoding(config.local_encoding, geometry).eval()
+        cache_dtype = str(vllm_config.cache_config.cache_dtype)
+        if cache_dtype == str(vllm_config.model_config.dtype).removeprefix("torch."):
+            cache_dtype = "auto"
         for encoding in (self.encoding, self.local_encoding):
             check_served(
-                config, encoding, get_tensor_model_parallel_world_size(), group.world_size,
-                str(vllm_config.cache_config.cache_dtype),
+                config, encoding, get_tensor_model_parallel_world_size(), group.world_size, cache_dtype,
+                vllm_config.model_config.max_model_len,
             )  # fmt: skip
         scaling = config.query_scale or config.head_dim**-0.5
         width = attention_width(max(config.key_cache_dims), vllm_config)
