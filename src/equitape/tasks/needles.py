@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 from ..data.text import read_documents
 from ..registry import counted
 from ..runs.results import EXACT_MATCH, PERCENT, HeatMap, Metric
-from ..settings import Len, Positive, Settings, Share
+from ..settings import Len, OrOne, Positive, Settings, Share
 from .decoding import write_answers
 from .evaluated_model import EvaluatedModel
 from .evaluation import Advance, EvaluationTask, Record, Report, Unit, mean
@@ -35,7 +35,7 @@ Place = dict[str, Any]
 class HaystackOptions(Settings):
     """Options of both tasks."""
 
-    lengths: tuple[Positive, ...] = ()
+    lengths: Annotated[tuple[Positive, ...], OrOne] = ()
     """Tokens of the prompts; default: from an eighth of the model's context to twice the context."""
     short: Positive | None = None
     """A short length that is always measured too; default: 512, or what the tokenizer needs."""
@@ -164,7 +164,7 @@ def is_kind(kind: str) -> Callable[[Record], bool]:
 class PasskeyOptions(HaystackOptions):
     """Options of passkey retrieval."""
 
-    depths: Annotated[tuple[Share, ...], Len(1)] = DEPTHS
+    depths: Annotated[tuple[Share, ...], Len(1), OrOne] = DEPTHS
     """Depths of the keys, from 0 (start) to 1 (end)."""
 
 
@@ -234,7 +234,7 @@ NeedleKind = Literal["single", "multikey", "multivalue", "multiquery", "variable
 class NeedlesOptions(HaystackOptions):
     """Options of the needles."""
 
-    kinds: Annotated[tuple[NeedleKind, ...], Len(1)] = get_args(NeedleKind)
+    kinds: Annotated[tuple[NeedleKind, ...], Len(1), OrOne] = get_args(NeedleKind)
     """Kinds of needles."""
     samples: Positive = 20
     """Prompts per kind and length."""
