@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from ..pretrained.settings import MethodName, Target
 from ..registry import describe_choices
-from ..settings import Ge, Gt, Settings
+from ..settings import Ge, Gt, Le, Settings
 from ..training.settings import Count, Jumps, Seed, Share
 from ..values import set_value
 
@@ -75,7 +75,7 @@ class ExtendSettings(Settings):
     base's."""
     theta: Annotated[float, Gt(1)] | None = None
     """Rotary base. Default: from the plan."""
-    lora_rank: Annotated[int, Ge(1)] | None = None
+    lora_rank: Annotated[int, Ge(1), Le(1 << 16)] | None = None
     """Rank of LoRA's updates. Default: that of adapt."""
     lora_alpha: float | None = None
     """LoRA's alpha; updates are scaled by alpha / rank. Default: that of adapt."""
