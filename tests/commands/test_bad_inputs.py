@@ -371,6 +371,7 @@ def test_unreadable_gguf(content, command, tmp_path):
         (("adapt", "nothing", "--lora-rank", "1e30"), "lora_rank is 1e+30; it must be a whole number from 1 to 65536"),
         (("eval", "nothing", "--task", "passkey", "lengths=1e30"), "each a whole number from 1 to 1e+08"),
         (("eval", "nothing", "--task", "needles", "samples=1e30"), "it must be a whole number from 1 to 1e+06"),
+        (("extend", "nothing", "--to", "1e30"), "extend.to is 1e+30; it must be a whole number from 2 to 1e+08"),
         (("check", "nothing", "--seed", 10**30), "it must be a whole number from 0 to below 4294967296"),
         (("check", "nothing", "--tokens", 10**10), "it must be a whole number from 8 to 65536"),
     ],
