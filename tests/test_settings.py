@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import pytest
 from pydantic import AllowInfNan
 
-from equitape.settings import Ge, Gt, Lt, Settings, field_help, list_fields
+from equitape.settings import Ge, Gt, Lt, OrOne, Settings, field_help, list_fields
 from equitape.values import Commas, parse_pairs, parse_value, set_value
 
 
@@ -30,6 +30,7 @@ class Outer(Settings):
     count: Annotated[int, Ge(1)] = 1
     """How many."""
     names: tuple[str, ...] = ()
+    lengths: Annotated[tuple[Annotated[int, Ge(1)], ...], OrOne] = ()
     pair: tuple[Annotated[float, Ge(0), Lt(1)], Annotated[float, Ge(0), Lt(1)]] = (0.9, 0.95)
     mode: Literal["fast", "slow"] = "fast"
     either: bool | Literal["auto"] = False
@@ -55,7 +56,16 @@ def test_values_become_what_their_annotations_want():
     assert Outer(limit=math.inf).limit == math.inf
 
 
+@pytest.mark.parametrize("given", [64, 64.0, [64], (64,)])
+def test_a_marked_list_may_be_given_as_its_only_value(given):
+    assert Outer.parse({"lengths": given}, "Test").lengths == Outer(lengths=given).lengths == (64,)
+
+
 WRONG = [
+    ({"lengths": 0}, "Task 'test': lengths is 0; it must be a list, for example [1, 2], each a whole number of 1 or"),
+    ({"lengths": True}, "Task 'test': lengths is True; it must be a list, for example [1, 2]"),
+    ({"lengths": "64"}, "Task 'test': lengths is '64'; it must be a list, for example [1, 2]"),
+    ({"names": "a"}, "Task 'test': names is 'a'; it must be a list, for example [a, b], each text."),
     ({"count": 0}, "Task 'test': count is 0; it must be a whole number of 1 or more."),
     ({"count": True}, "Task 'test': count is True; it must be a whole number of 1 or more."),
     ({"count": 1.5}, "Task 'test': count is 1.5; it must be a whole number of 1 or more."),

@@ -28,14 +28,18 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 __all__ = [
-    "Field", "Ge", "Gt", "Le", "Len", "Lt", "Positive", "Settings", "Share", "describe_settings", "field_help",
-    "list_fields",
+    "Field", "Ge", "Gt", "Le", "Len", "Lt", "OrOne", "Positive", "Settings", "Share", "describe_settings",
+    "field_help", "list_fields",
 ]  # fmt: skip
 
 logger = logging.getLogger(__name__)
 
 Positive = Annotated[int, Ge(1)]
 Share = Annotated[float, Ge(0), Le(1)]
+
+
+class OrOne:
+    """Marks a list that may be given as its only value, as in `lengths=64`; not where 3 could mean three of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +164,8 @@ def for_pydantic(hint: Any) -> Any:
 
     origin, parts = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        return Annotated[for_pydantic(parts[0]), *parts[1:]]
+        listed = [BeforeValidator(as_list)] if any(part is OrOne for part in parts) else []
+        return Annotated[for_pydantic(parts[0]), *parts[1:], *listed]
     if origin in (Union, UnionType):
         return Union[tuple(map(for_pydantic, parts))]  # noqa: UP007  built from a tuple
     if hint is tuple or origin is tuple:
@@ -180,6 +185,11 @@ def for_pydantic(hint: Any) -> Any:
 def whole_number(value: Any) -> Any:
     """1e6 as 1000000."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def as_list(value: Any) -> Any:
+    """A single number or text as a list of it."""
+    return [value] if isinstance(value, (int, float, str)) else value
 
 
 def refuse_sets(value: Any) -> Any:

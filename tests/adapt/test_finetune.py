@@ -118,6 +118,8 @@ def test_text_that_is_trained_on_and_scored_is_warned_of(room, tmp_path):
     assert "% of books also occurs in the training data (1 document)" in printed
     written = json.loads((tmp_path / "run" / "results.json").read_text())
     assert len(written["warnings"]) == 1
+    # the card has the scores, so it has the warning too
+    assert f"| warning | {written['warnings'][0]} |" in (tmp_path / "run" / "README.md").read_text()
     assert written["adapt"]["method"] == "tape+lora"
     assert written["train"]["learning_rate"] == 1e-3
 
@@ -233,6 +235,16 @@ def test_resuming(room, tmp_path):
         run(room, tmp_path, steps=2, resume=True, learning_rate=2e-2)
     with pytest.raises(ValueError, match=r"already holds a different run \(adapt.method was tape, now lora"):
         run(room, tmp_path, "lora", steps=2, resume=True)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", "null"])
+def test_a_finished_run_with_damaged_results_is_not_trained_again(content, room, tmp_path):
+    run(room, tmp_path, steps=2)
+    (tmp_path / "results.json").write_text(content)
+    before = (tmp_path / "adapter.safetensors").read_bytes(), (tmp_path / "log.jsonl").read_bytes()
+    with pytest.raises(ValueError, match=r"results\.json is damaged; delete it to repeat the run"):
+        run(room, tmp_path, steps=2, resume=True)
+    assert ((tmp_path / "adapter.safetensors").read_bytes(), (tmp_path / "log.jsonl").read_bytes()) == before
 
 
 def test_a_nan_loss(room, tmp_path):
@@ -368,6 +380,30 @@ def test_an_interrupt_ends_with_the_command_that_continues(room, tmp_path, monke
     assert f"Interrupted. Kept the checkpoint of step 2 in {tmp_path / 'run'}." in printed
     assert f"Continue with: equitape adapt {' '.join(words)} --resume" in printed
     assert "Traceback" not in printed
+
+
+def test_an_interrupt_after_training_says_that_it_is_finished(room, tmp_path, monkeypatch):
+    # brackets in names are not markup
+    out = tmp_path / "run[/red]"
+    words = (
+        room / "base", "--context", CONTEXT, "--data", room / "data", "--steps", 1, "--batch-size", 2, "--save", "model",
+        "--cache", room / "cache", "--out", out,
+    )  # fmt: skip
+
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("equitape.pretrained.adapting.save_whole", interrupt)
+        printed = " ".join(command(*words, code=130).output.split())
+    assert f"Interrupted. Training is finished, and the adapter is in {out}. Continue with:" in printed
+    assert "--resume" in printed
+    written = (out / "log.jsonl").read_bytes()
+    printed = " ".join(command(*words, "--resume").output.split())
+    assert "run[/red] is already finished." in printed
+    assert (out / "model" / "config.json").exists()
+    assert (out / "log.jsonl").read_bytes() == written
+    command(room / "base", "--adapter", out, "--out", tmp_path / "merged[/red]")
 
 
 def test_the_command_converts(room, tmp_path):

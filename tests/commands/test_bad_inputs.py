@@ -74,6 +74,8 @@ def test_unreadable_config(model, text, home, tmp_path):
         ({"hidden_size": 32.5}, "hidden_size is 32.5"),
         ({"num_hidden_layers": "2"}, "num_hidden_layers is '2'"),
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0; it must be 1 or more"),
+        ({"num_hidden_layers": 10**30}, f"num_hidden_layers is {10**30}; it must be at most 100,000"),
+        ({"hidden_size": 10**30}, f"hidden_size is {10**30}; it must be at most 2,147,483,647"),
         ({"intermediate_size": -4}, "intermediate_size is -4"),
         ({"num_key_value_heads": 0}, "num_key_value_heads is 0"),
         ({"head_dim": 7}, "head_dim must be even"),
@@ -352,3 +354,27 @@ def test_unreadable_gguf(content, command, tmp_path):
     path = tmp_path / "model.gguf"
     path.write_bytes(content)
     assert "model.gguf" in refused(command, path, *["hello"] * (command == "generate"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("train", "demo", "--dry-run", "model.hidden_size=1e30"), "hidden_size is 10000"),
+        (
+            ("train", "demo", "--dry-run", "model.num_hidden_layers=1e9"),
+            "num_hidden_layers is 1000000000; it must be at",
+        ),
+        (("plan", "7b", "--length", 4096, "--gpus", "1e30"), "plan.gpus is 1e+30; it must be a whole number from 1 to"),
+        (("plan", "7b", "--length", "1e30"), "plan.length is 1e+30; it must be a whole number from 2 to 1e+12"),
+        (("bench", "--length", "1e30"), "each a whole number from 2 to 2147483647"),
+        (("bench", "--layers", "1e30"), "bench.layers is 1e+30; it must be a whole number from 1 to 2147483647"),
+        (("adapt", "nothing", "--lora-rank", "1e30"), "lora_rank is 1e+30; it must be a whole number from 1 to 65536"),
+        (("eval", "nothing", "--task", "passkey", "lengths=1e30"), "each a whole number from 1 to 1e+08"),
+        (("eval", "nothing", "--task", "needles", "samples=1e30"), "it must be a whole number from 1 to 1e+06"),
+        (("extend", "nothing", "--to", "1e30"), "extend.to is 1e+30; it must be a whole number from 2 to 1e+08"),
+        (("check", "nothing", "--seed", 10**30), "it must be a whole number from 0 to below 4294967296"),
+        (("check", "nothing", "--tokens", 10**10), "it must be a whole number from 8 to 65536"),
+    ],
+)
+def test_numbers_far_beyond_any_use(arguments, message):
+    assert message in refused(*arguments)

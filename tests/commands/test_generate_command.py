@@ -1,6 +1,9 @@
 """equitape generate and chat."""
 
+import math
+
 import pytest
+import torch
 
 from cases import build
 from command_line import call, invoke
@@ -48,3 +51,13 @@ def test_a_conversation_ends_with_an_empty_line(models):
 )
 def test_refusals(models, arguments, message):
     assert message in invoke("generate", *(models / "one" if part == "ONE" else part for part in arguments), code=2)
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_nan_is_no_text(temperature, tmp_path):
+    model = build("tape", vocab_size=258, num_hidden_layers=2)
+    torch.nn.init.constant_(model.get_output_embeddings().weight, math.nan)
+    model.save_pretrained(tmp_path)
+    byte_tokenizer().save_pretrained(tmp_path)
+    result = invoke("generate", tmp_path, "Once upon", "--max-tokens", 3, "--temperature", temperature, code=2)
+    assert "The model gives NaN instead of scores: its weights have NaN or infinity" in result

@@ -112,3 +112,22 @@ def test_an_unwritable_place_is_refused_before_the_work(command, place, small_fi
     assert code == 2
     assert ("is a file; choose a directory" if place == "file" else "is read-only; choose another") in said
     assert place == "file" or list((tmp_path / "place").iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["train", "compare", "eval", "inspect", "adapt"])
+@pytest.mark.usefixtures("no_drawing")
+def test_brackets_in_the_name_of_a_folder_are_no_markup(command, small_files, tmp_path, monkeypatch):
+    monkeypatch.setenv("EQUITAPE_CACHE", str(tmp_path / "cache"))
+    out = tmp_path / "out[/red]"
+    code, said = invoke(words_of(command, small_files, out), monkeypatch)
+    assert code == 0, said
+    assert "out[/red]" in said
+    assert any(out.iterdir())
+
+
+def test_the_command_that_scores_answers_is_quoted_for_the_shell(small_files, tmp_path, monkeypatch):
+    monkeypatch.setenv("EQUITAPE_CACHE", str(tmp_path / "cache"))
+    out = tmp_path / "my [/answers]"
+    code, said = invoke([*words_of("eval", small_files, out), "--no-score"], monkeypatch)
+    assert code == 0, said
+    assert f"score them with: equitape eval {shlex.quote(str(out))} --rescore" in said

@@ -170,6 +170,19 @@ def test_nan_weights_are_a_result_that_can_be_read_again(texts, tmp_path):
     report_folder(tmp_path / "out")
 
 
+def test_scores_of_nan_weights_are_marked(tmp_path):
+    """Answers of such a model are wrong, not missing: 0 % would pass for a result."""
+    model = our_model()
+    torch.nn.init.constant_(model.get_output_embeddings().weight, math.nan)
+    task = build_evaluation("passkey", {"lengths": 400, "short": 400, "samples": 1, "depths": 0.5})
+    report = evaluate(evaluated(model), task, tmp_path / "out")
+    assert report["metrics"]["exact_match"] == 0
+    message = "The weights of the model have NaN or infinity (lm_head.weight), so its scores say nothing."
+    assert report["notes"][0] == message
+    healthy = evaluate(evaluated(our_model()), task, tmp_path / "healthy")
+    assert not any("NaN" in note for note in healthy["notes"])
+
+
 def test_joined_documents_share_their_bytes(texts, tmp_path):
     """All of them as one window, end tokens included; letters of two bytes make bytes other than letters."""
     (texts / "b.txt").write_text("äöü" * 11)

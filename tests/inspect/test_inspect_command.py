@@ -59,6 +59,30 @@ def test_inspect_reads_files_and_cuts_them_openly(folder, tmp_path):
 
 
 @pytest.mark.usefixtures("no_drawing")
+def test_an_earlier_inspection_is_kept_unless_told_otherwise(folder, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    arguments = ("inspect", folder, "--no-stability", "--out", out)
+    invoke(*arguments, "--text", "the first text")
+    before = (out / "inspect.html").read_bytes()
+    with monkeypatch.context() as patch:
+        # the refusal comes before the model is loaded
+        patch.setattr("equitape.pretrained.loading.load_model", pytest.fail)
+        refusal = invoke(*arguments, "--text", "the second text", code=2)
+    assert "holds an earlier inspection; choose another folder for --out, or add --overwrite." in refusal
+    assert (out / "inspect.html").read_bytes() == before
+
+    pictures = {path.name for path in out.glob("*.png")}
+    (out / "mine.png").write_bytes(b"mine")
+    build("rope", dtype=torch.float32, vocab_size=258).save_pretrained(tmp_path / "rope")
+    invoke("inspect", tmp_path / "rope", "--no-stability", "--out", out, "--ids", "1 2 3 4", "--overwrite")
+    assert (out / "inspect.html").read_bytes() != before
+    numbers = json.loads((out / "inspect.json").read_text())
+    # no picture of the earlier model stays, and no other file is touched
+    assert pictures - set(numbers["files"])
+    assert {path.name for path in out.iterdir()} == {*numbers["files"], "mine.png"}
+
+
+@pytest.mark.usefixtures("no_drawing")
 def test_inspect_says_when_there_is_no_such_file(folder, tmp_path):
     result = invoke("inspect", folder, "--text", "missing_file.txt", "--out", tmp_path / "out", "--no-stability")
     message = "'missing_file.txt' was read as text, since no such file exists."

@@ -25,6 +25,32 @@ def test_ids_beyond_the_vocabulary(wrong):
         make()(torch.tensor([[1, wrong, 2]]))
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"input_ids": torch.tensor([[1.0, 2.0]])}, r"input_ids is torch\.float32; it must be integer"),
+        ({"input_ids": torch.tensor([1, 2])}, r"input_ids has shape \[2\]; it must be \[B, N\]"),
+        ({"input_ids": torch.zeros(1, 0, dtype=torch.long)}, "input_ids has no tokens; give at least one"),
+        (
+            {"inputs_embeds": torch.zeros(1, 3, 32, dtype=torch.long)},
+            r"inputs_embeds is torch\.int64; it must be float",
+        ),
+        ({"inputs_embeds": torch.zeros(3, 32)}, r"inputs_embeds has shape \[3, 32\]; it must be \[B, N, C\]"),
+        (
+            {"input_ids": torch.tensor([[1, 2]]), "labels": torch.tensor([[1, 40]])},
+            "labels contains 40; the model's voc",
+        ),
+        (
+            {"input_ids": torch.tensor([[1, 2]]), "labels": torch.tensor([[-100, -5]])},
+            "labels contains -5; the model's",
+        ),
+    ],
+)
+def test_tokens_of_a_wrong_kind(given, message):
+    with pytest.raises(ValueError, match=message):
+        make("tape")(**given)
+
+
 def test_prefix_tuning_on_tape_is_refused():
     peft = pytest.importorskip("peft")
     settings = peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)

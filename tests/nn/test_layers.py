@@ -396,6 +396,11 @@ def standalone(encoding="tape", **options):
 REFUSED = {
     "x has shape [2, 6, 31]; it must be a tensor [B, N, 32]": lambda: standalone()(X[..., 1:]),
     "x is a list; it must be a tensor [B, N, 32]": lambda: standalone()([1, 2]),
+    "x is torch.int64; it must be floating point: embed ids first": lambda: standalone()(X.long()),
+    "x is torch.bool; it must be floating point": lambda: standalone()(X.bool()),
+    "x is torch.complex64; it must be floating point": lambda: standalone()(X.to(torch.complex64)),
+    "context is torch.int32; it must be floating point": lambda: standalone()(X, context=X.int()),
+    "The state is torch.int64; it must be floating point": lambda: PIECES.initial_state(torch.arange(6), torch.int64),
     "positions has shape [7]; with 6 tokens in 2 rows it must be a tensor [6] or [2, 6]": lambda: standalone()(
         X, positions=torch.arange(7)
     ),

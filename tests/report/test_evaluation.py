@@ -121,6 +121,10 @@ def test_metrics_of_the_harness_by_scale():
     assert math.isnan(acc.errors[1])
     assert (match.value_label, match.errors) == ("exact_match,strict", [0.05])
     assert (perplexity.rows, perplexity.most, perplexity.errors) == (["b"], None, None)
+    # NaN is null in a file
+    (missing,) = bars_of({"a": {"acc": None, "acc_stderr": None}})
+    assert math.isnan(missing.values[0])
+    assert missing.errors is None
 
 
 @pytest.mark.parametrize(("value", "text"), [(8, "8"), (1234, "1,234"), (8.0, "8.000"), (None, "-"), (0, "0")])

@@ -142,3 +142,14 @@ def test_refusals(tmp_path):
     assert "has no results.json of equitape compare" in refused(tmp_path / "empty")
     assert "Two folders are called 'a'; rename one with NAME=FOLDER." in refused(a, a)
     assert "make one report per kind" in refused(a, SAVED / "evaluation")
+
+
+@pytest.mark.parametrize("kind", ["comparison", "evaluation", "run"])
+def test_a_report_never_replaces_that_of_its_sources(kind, tmp_path):
+    source = SAVED / "comparison/runs" if kind == "run" else SAVED / kind
+    own = tmp_path / "own"
+    shutil.copytree(next(iter(sorted(source.iterdir()))) if kind == "run" else source, own)
+    before = {path: path.read_bytes() for path in own.rglob("*") if path.is_file()}
+    result = invoke("report", own, "--out", own, code=2)
+    assert "so it holds a run, a comparison or an evaluation with its own report; choose another folder" in result
+    assert {path: path.read_bytes() for path in own.rglob("*") if path.is_file()} == before

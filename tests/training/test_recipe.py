@@ -201,6 +201,11 @@ WRONG = {
     "averages of the wrong number": ({}, ["train.betas=[0.9]"], "train.betas is [0.9]; it must be a list of 2"),
     "average out of range": ({}, ["train.betas=0.9,1"], "train.betas is '0.9,1'; it must be a list of 2"),
     "steps beyond counting": ({}, ["train.steps=9223372036854775808"], "from 1 to 1e+12"),
+    "rate beyond float32": (
+        {},
+        ["train.learning_rate=1e300"],
+        "learning_rate is 1e+300; it must be a number from 0 to",
+    ),
     "seed beyond numpy's": ({}, ["seeds=[4294967296]"], "below 4294967296"),
     "choice": ({}, ["train.schedule=cosin"], "one of 'cosine', 'linear', 'constant'. Did you mean 'cosine'?"),
     "same seed twice": ({}, ["seeds=[1, 1]"], "repeats a seed"),

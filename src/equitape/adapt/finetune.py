@@ -43,6 +43,7 @@ from ..runs.lock import locked
 from ..runs.progress import Progress
 from ..training import checkpoints
 from ..training.fit import MODEL, FitResult, check_processes, fit, shards_weights, uses_bf16
+from ..training.run import describe_kept as describe_checkpoint
 from ..training.settings import UNIMPORTANT, current_names
 from .evaluation import TRAINED_ON, check_lengths, is_current, join_scores, score
 from .settings import FinetuneSettings
@@ -95,7 +96,7 @@ def _finetune(
     if finished is not None:
         if processes.is_main_process:
             remove_checkpoints(out)
-            progress.console.print(f"The run in {out} is already finished.", highlight=False)
+            progress.console.print(f"The run in {out} is already finished.", highlight=False, markup=False)
         return finished
     if processes.is_main_process:
         write_json(out / RUN, identity)
@@ -133,8 +134,7 @@ def _finetune(
         )
     after = evaluate(model, "after") if result.status == "done" else None
     scores = join_scores(before, after)
-    report = describe_results(model, adaptation, settings, rows, result, scores, context)
-    report["warnings"] = warnings
+    report = describe_results(model, adaptation, settings, rows, result, scores, context, warnings)
     trained = trained_tensors(model)
     if processes.is_main_process:
         write_run(model, trained, out, report)
@@ -178,7 +178,7 @@ def prepare(
         rows, texts = read_data(settings, tokenizer, settings.rows(context))
     lengths = settings.evaluation.lengths or (context,)
     check_lengths(texts, lengths)
-    progress.console.print(f"Training data: {rows.summary}", highlight=False)
+    progress.console.print(f"Training data: {rows.summary}", highlight=False, markup=False)
     with progress.phase("comparing the texts"):
         overlaps = {name: find_overlap(rows.store, store) for name, store in texts.items() if name != TRAINED_ON}
     warnings = describe_texts(overlaps)
@@ -269,6 +269,7 @@ def describe_results(
     result: FitResult,
     scores: list[dict[str, Any]],
     context: int,
+    warnings: list[str],
 ) -> dict[str, Any]:
     """The content of results.json; also adds data and settings to the adapter's description."""
     trained = summarize_training(model)
@@ -289,6 +290,7 @@ def describe_results(
                 for entry in scores
                 if entry["perplexity_before"] is not None and entry["perplexity_after"] is not None
             },
+            **({"warning": " ".join(warnings)} if warnings else {}),
         }
     )
     return plain(
@@ -304,6 +306,7 @@ def describe_results(
             "train": settings.train.to_dict(),
             "run": run,
             "perplexity": scores,
+            "warnings": warnings,
             "environment": describe_environment(),
         }
     )
@@ -330,6 +333,16 @@ def remove_checkpoints(out: Path) -> None:
 
 
 def read_finished(out: Path) -> dict[str, Any] | None:
-    """The results of a finished run."""
-    results = read_json(out / RESULTS)
+    """The results of a finished run; None otherwise. A damaged file is an error: the run would be trained again."""
+    path = out / RESULTS
+    results = read_json(path)
+    if path.exists() and not (isinstance(results, dict) and "status" in results):
+        raise ValueError(f"{path} is damaged; delete it to repeat the run.")
     return results if results is not None and results["status"] == "done" else None
+
+
+def describe_kept(out: Path) -> str:
+    """One sentence about what an interrupted fine-tuning has kept."""
+    if checkpoints.newest(out) is None and read_finished(out) is not None:
+        return f"Training is finished, and the adapter is in {out}."
+    return describe_checkpoint(out)

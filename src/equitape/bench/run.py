@@ -31,7 +31,9 @@ def run(settings: BenchSettings, console: Console) -> Iterator[Row]:
         if not console.is_terminal:
             # show progress in logs
             found = row.status if row.ms_median is None else f"{row.ms_median:.3f} ms"
-            console.print(f"{row.workload}, {row.encoding}, {row.batch} x {row.length}: {found}", highlight=False)
+            console.print(
+                f"{row.workload}, {row.encoding}, {row.batch} x {row.length}: {found}", highlight=False, markup=False
+            )
         yield row
 
 

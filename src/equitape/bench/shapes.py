@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
-from ..settings import Ge, Gt, Settings
+from ..settings import Ge, Gt, Le, Settings
 from .subjects import PAPER, parse_subject
 
 if TYPE_CHECKING:
@@ -16,6 +16,8 @@ DEFAULT_ENCODINGS = ("rope", "nope", "alibi", "t5", "fire", "cope", "tape", PAPE
 Workload = Literal["attention", "core", "train", "prefill", "decode"]
 WORKLOADS: tuple[Workload, ...] = get_args(Workload)
 MIN_RUNS = 20
+MOST = (1 << 31) - 1
+"""Largest size: torch and Triton count rows, tokens and channels in 32 bits at places."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,9 +107,9 @@ class BenchSettings(Settings):
 
     shape: Literal["tiny", "155m", "smollm2-135m", "1.1b"] | None = None
     """Model size. Default: 155m on CUDA, tiny on the CPU."""
-    layers: Annotated[int, Ge(1)] | None = None
+    layers: Annotated[int, Ge(1), Le(MOST)] | None = None
     """Number of layers. Default: the shape's."""
-    width: Annotated[int, Ge(1)] | None = None
+    width: Annotated[int, Ge(1), Le(MOST)] | None = None
     """Hidden size. Default: the shape's."""
     workloads: tuple[Workload, ...] = WORKLOADS
     """What to time: an attention layer, its core without projections, a training step, a prefill, a decoding step.
@@ -117,11 +119,11 @@ class BenchSettings(Settings):
     attention and core; tape-nn and rope-nn, layers of equitape.nn, for attention; llama, transformers' model, for
     train, prefill and decode; fla-rope, fla-fox, fla-path, layers of flash-linear-attention, for attention. Among the
     options, compile=false measures it uncompiled. Default: eight encodings."""
-    lengths: tuple[Annotated[int, Ge(2)], ...] | None = None
+    lengths: tuple[Annotated[int, Ge(2), Le(MOST)], ...] | None = None
     """Tokens per sequence. Default: 1024 on CUDA, 128 on the CPU."""
-    cache_lengths: tuple[Annotated[int, Ge(2)], ...] | None = None
+    cache_lengths: tuple[Annotated[int, Ge(2), Le(MOST)], ...] | None = None
     """Tokens that a decoding step attends to. Default: --length."""
-    batches: tuple[Annotated[int, Ge(1)], ...] | None = None
+    batches: tuple[Annotated[int, Ge(1), Le(MOST)], ...] | None = None
     """Sequences per batch. Default: 16 on CUDA, 2 on the CPU."""
     dtype: Literal["bfloat16", "float16", "float32"] | None = None
     """Dtype of weights and activations. Default: bfloat16 on CUDA, float32 on the CPU."""

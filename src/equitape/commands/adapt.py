@@ -173,7 +173,7 @@ def write(
 
     if as_adapter:
         save_adapter(model, out)
-        console.print(f"Wrote the adapter to {out}.", highlight=False)
+        console.print(f"Wrote the adapter to {out}.", highlight=False, markup=False)
         return
     try:
         found = tokenizer_of(base, tokenizer)
@@ -183,7 +183,7 @@ def write(
         found = None
     save_whole(model, found, out)
     note = "" if found is not None else " The base has no tokenizer to copy."
-    console.print(f"Wrote the model to {out}.{note}", highlight=False)
+    console.print(f"Wrote the model to {out}.{note}", highlight=False, markup=False)
 
 
 def course_of(
@@ -219,22 +219,22 @@ def run_training(
     """Train, print the scores, and also write the full model if requested."""
     from accelerate import PartialState
 
-    from ..adapt.finetune import finetune
+    from ..adapt.finetune import describe_kept, finetune
     from ..adapt.show import show_results
     from ..pretrained.adapting import load_adapter, save_whole
     from ..pretrained.loading import tokenizer_of
     from ..report.adaptation import write_loss
     from ..training.log import LOG, read_log
-    from ..training.run import describe_kept
 
     with keeping(lambda: describe_kept(out), resume=True):
         report = finetune(base, settings, course, out, resume=resume, console=console)
-    if not PartialState().is_main_process:
-        return report
-    write_loss(read_log(out / LOG), out / PLOT, "tape" if settings.effects.tape else "rope")
-    show_results(report, console)
-    if report["status"] == "done":
-        console.print(f"Wrote adapter, log, plot and figures to {out}.", highlight=False)
-        if save == "model":
-            save_whole(load_adapter(base, out), tokenizer_of(base, course.tokenizer), out / "model")
+        if not PartialState().is_main_process:
+            return report
+        write_loss(read_log(out / LOG), out / PLOT, "tape" if settings.effects.tape else "rope")
+        show_results(report, console)
+        if report["status"] == "done":
+            console.print(f"Wrote adapter, log, plot and figures to {out}.", highlight=False, markup=False)
+            if save == "model":
+                save_whole(load_adapter(base, out), tokenizer_of(base, course.tokenizer), out / "model")
+                console.print(f"Wrote the whole model to {out / 'model'}.", highlight=False, markup=False)
     return report

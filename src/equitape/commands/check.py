@@ -5,7 +5,11 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from ..settings import Ge, Le, Lt, check_value
 from .options import AsJson
+
+Tokens = Annotated[int, Ge(8), Le(1 << 16)]
+Seed = Annotated[int, Ge(0), Lt(1 << 32)]
 
 
 def check(
@@ -14,7 +18,7 @@ def check(
     dtype: Annotated[
         str, typer.Option(help="float64, or float32 if the model is too large; float32 rounding hides small errors.")
     ] = "float64",
-    tokens: Annotated[int, typer.Option(min=8, help="Random tokens per row, at most what the model takes.")] = 32,
+    tokens: Annotated[int, typer.Option(help="Random tokens per row, at most what the model takes.")] = 32,
     seed: Annotated[int, typer.Option(help="Seed of the random tokens.")] = 0,
     json: AsJson = False,
 ) -> None:
@@ -31,6 +35,8 @@ def check(
 
     if dtype not in ("float64", "float32"):
         raise ValueError(f"dtype is {dtype!r}; it must be float64 or float32.")
+    check_value(tokens, Tokens, "--tokens")
+    check_value(seed, Seed, "--seed")
     progress = Progress(Console(stderr=True))
     with progress.phase("loading the model"):
         is_module = names_module(model)

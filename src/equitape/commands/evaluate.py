@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any
 
 import typer
@@ -146,7 +147,8 @@ def run(
                 if each.score:
                     show(report, each.out)
             if not each.score:
-                console.print(f"Wrote answers to {each.out}; score them with: equitape eval {each.out} --rescore")
+                again = f"equitape eval {quote(str(each.out))} --rescore"
+                console.print(f"Wrote answers to {each.out}; score them with: {again}", markup=False, soft_wrap=True)
 
 
 def read_beside(given: tuple[str, ...]) -> dict[str, Path]:

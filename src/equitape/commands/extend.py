@@ -123,6 +123,6 @@ def show_extension(extension: "Extension", folder: Path, console: Console) -> No
     for content in (figures_table(extension), damage_table(extension)):
         rows = [[cell.text for cell in row] for row in content.rows]
         console.print(table_of(content.columns, rows, content.title, numbers=True))
-    console.print(f"Report, model card and figures are in {folder}.", highlight=False, soft_wrap=True)
+    console.print(f"Report, model card and figures are in {folder}.", highlight=False, markup=False, soft_wrap=True)
     if is_trained(extension):
         console.print(f"Try it: {escape(try_command(extension))}", highlight=False, soft_wrap=True)

@@ -124,8 +124,18 @@ def write(model: Any, tokenizer: Any, text: str, options: GenerateOptions) -> st
     if pad is None and end is not None:
         sampling["pad_token_id"] = end[0] if isinstance(end, list) else end
     with torch.no_grad():
-        written = model.generate(**inputs, **sampling)
+        written = model.generate(**inputs, **sampling, logits_processor=[refuse_nan])
     return tokenizer.decode(written[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+
+
+def refuse_nan(ids: Any, scores: Any) -> Any:
+    """The scores of the next token; raises ValueError for NaN, which would make any token the most likely one."""
+    if scores.isnan().any():
+        raise ValueError(
+            "The model gives NaN instead of scores: its weights have NaN or infinity, or sums overflow its dtype. Try "
+            "--dtype float32, and run `equitape check` for details."
+        )
+    return scores
 
 
 def show(answers: dict[str, str], console: Console) -> None:

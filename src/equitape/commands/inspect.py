@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from ..runs.files import check_writable
+from ..runs.files import check_writable, read_json
 from ..settings import Ge, Settings
 from .options import OptionsOf, takes_settings
 
@@ -25,6 +25,8 @@ class InspectOptions(Settings):
     """Token ids instead of text: a file, or numbers such as '3 1 4'."""
     out: Path = Path("inspect")
     """Folder for the page, JSON figures and PNG files."""
+    overwrite: bool = False
+    """Replace an earlier inspection in --out."""
     tokenizer: str | None = None
     """'bytes', or a folder. Default: the model's own."""
     base: str | None = None
@@ -44,7 +46,18 @@ class InspectOptions(Settings):
 
     def __post_init__(self) -> None:
         check_writable(self.out)
+        if not self.overwrite and any((self.out / name).exists() for name in (PAGE, NUMBERS)):
+            raise ValueError(
+                f"{str(self.out)!r} holds an earlier inspection; choose another folder for --out, or add --overwrite."
+            )
         self.window()
+
+    def earlier_files(self) -> set[str]:
+        """Names of the files of an earlier inspection in the folder."""
+        earlier = read_json(self.out / NUMBERS)
+        files = earlier.get("files") if isinstance(earlier, dict) else None
+        # never a path out of the folder
+        return {Path(str(name)).name for name in files} if isinstance(files, list) else set()
 
     def check_input(self, is_module: bool) -> None:
         """Require one input for a model, none for a module, which draws its own."""
@@ -137,11 +150,15 @@ def inspect(
     known = {key: value for key, value in described.items() if value is not None}
     title = f"Inside {Path(model).name or model}"
     with progress.phase("writing the page"):
+        earlier = options.earlier_files()
         write_page(options.out / PAGE, inspection, title=title, facts=list(known.items()), stability=stability)
+        files = [PAGE, NUMBERS, *write_plots(inspection_plots(inspection), options.out)]
         measured = None if stability is None else asdict(stability)
         numbers = {"facts": known, "notes": notes, "by_layer": inspection.by_layer(), "stability": measured}
-        write_json(options.out / NUMBERS, numbers)
-        files = [PAGE, NUMBERS, *write_plots(inspection_plots(inspection), options.out)]
+        write_json(options.out / NUMBERS, {**numbers, "files": files})
+        # pictures of views that this model does not have
+        for name in earlier - set(files):
+            (options.out / name).unlink(missing_ok=True)
     print_layers(inspection, console)
     if stability is not None:
         print_stability(stability, console)
@@ -149,4 +166,4 @@ def inspect(
         notes.insert(0, cut)
     for note in notes:
         console.print(escape(note), highlight=False)
-    console.print(f"Written to {options.out}: {', '.join(files)}.", highlight=False, soft_wrap=True)
+    console.print(f"Written to {options.out}: {', '.join(files)}.", highlight=False, markup=False, soft_wrap=True)

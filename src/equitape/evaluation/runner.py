@@ -272,6 +272,12 @@ def rescore(out: Path | str) -> dict[str, Any]:
     for error in errors:
         count = sum(record.get("error") == error for record in results.values())
         report["notes"].append(f"{counted(count, 'unit')} failed: {error}")
+    damaged = settings["model"].get("not finite")
+    if damaged:
+        names = damaged[0] if len(damaged) == 1 else f"{damaged[0]} and {len(damaged) - 1} more"
+        report["notes"].insert(
+            0, f"The weights of the model have NaN or infinity ({names}), so its scores say nothing."
+        )
     cost = read_cost(out)
     content = plain(
         {

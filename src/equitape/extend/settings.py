@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from ..pretrained.settings import MethodName, Target
 from ..registry import describe_choices
-from ..settings import Ge, Gt, Settings
+from ..settings import Ge, Gt, Le, Settings
 from ..training.settings import Count, Jumps, Seed, Share
 from ..values import set_value
 
@@ -27,6 +27,7 @@ COMPARATORS = (
     *(f"{method}{jumps}" for method in COMPARED_METHODS for jumps in ("", WITHOUT_JUMPS)),
     *WITHOUT_IDS,
 )
+Tokens = Annotated[int, Ge(2), Le(10**8)]
 BUDGETS = ("minutes", "tokens", "steps")
 EVERY_COMPARATOR = "all"
 OVERRIDES = (
@@ -40,7 +41,7 @@ OVERRIDES = (
 class ExtendSettings(Settings):
     """What to extend to, within which budget, and what counts as a success. The plan chooses what is not given."""
 
-    to: Annotated[int, Ge(2)]
+    to: Tokens
     """The new context in tokens, above the base's."""
     method: Literal["auto", MethodName, ScaledName] = "auto"
     """What changes and what trains; auto follows the plan."""
@@ -75,7 +76,7 @@ class ExtendSettings(Settings):
     base's."""
     theta: Annotated[float, Gt(1)] | None = None
     """Rotary base. Default: from the plan."""
-    lora_rank: Annotated[int, Ge(1)] | None = None
+    lora_rank: Annotated[int, Ge(1), Le(1 << 16)] | None = None
     """Rank of LoRA's updates. Default: that of adapt."""
     lora_alpha: float | None = None
     """LoRA's alpha; updates are scaled by alpha / rank. Default: that of adapt."""
@@ -91,16 +92,16 @@ class ExtendSettings(Settings):
     """A success needs a perplexity at short lengths of at most this many times the original's."""
     retrieval_tolerance: Annotated[float, Ge(0)] = 5.0
     """A success needs passkey and needle scores that fell by at most so many points."""
-    eval_lengths: tuple[Annotated[int, Ge(2)], ...] = ()
+    eval_lengths: tuple[Tokens, ...] = ()
     """Long lengths of the proof, for example 8192,65536. Default: the base's context, doubled up to twice the
     new one."""
     samples: Annotated[int, Ge(1)] | None = None
     """Prompts per length of passkey and of needles. Default: 20 on a GPU, 2 elsewhere."""
-    windows: Annotated[int, Ge(1)] | None = None
+    windows: Count | None = None
     """Pieces per held-out document whose perplexity is measured. Default: 4 on a GPU, 1 elsewhere."""
-    needle_lengths: tuple[Annotated[int, Ge(2)], ...] = ()
+    needle_lengths: tuple[Tokens, ...] = ()
     """Lengths of needles, where not those of the passkey."""
-    text_lengths: tuple[Annotated[int, Ge(2)], ...] = ()
+    text_lengths: tuple[Tokens, ...] = ()
     """Long lengths of perplexity, where not those of the passkey."""
     measure: tuple[Measure, ...] = get_args(Measure)
     """What to measure. Without perplexity there is no verdict."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 
+import torch
 from torch import Tensor
 from transformers import Cache
 from transformers.cache_utils import DynamicLayer, StaticLayer
@@ -11,12 +12,39 @@ from ..encodings import PositionalEncoding
 from ..encodings.positions import may_read
 from .configuration import EquitapeConfig
 
+NOT_SCORED = -100
+
 
 def check_tokens(input_ids: Tensor | None, inputs_embeds: Tensor | None) -> None:
     """Require exactly one of the two."""
     if (input_ids is None) == (inputs_embeds is None):
         given = "neither" if input_ids is None else "both"
         raise ValueError(f"Give exactly one of input_ids and inputs_embeds; {given} was given.")
+    if input_ids is not None:
+        name, tokens, letters, fits = "input_ids", input_ids, "[B, N]", input_ids.dtype in (torch.long, torch.int)
+    else:
+        assert inputs_embeds is not None
+        name, tokens, letters, fits = "inputs_embeds", inputs_embeds, "[B, N, C]", inputs_embeds.is_floating_point()
+    if tokens.dim() != letters.count(",") + 1:
+        raise ValueError(f"{name} has shape {list(tokens.shape)}; it must be {letters}.")
+    if not fits:
+        raise ValueError(
+            f"{name} is {tokens.dtype}; it must be {'integer' if letters == '[B, N]' else 'floating point'}."
+        )
+    if tokens.shape[1] == 0:
+        raise ValueError(f"{name} has no tokens; give at least one.")
+
+
+def check_labels(labels: Tensor, vocab_size: int) -> None:
+    """Require ids of the vocabulary, or -100, which is not scored. Only on the CPU, as below."""
+    if labels.device.type != "cpu" or not may_read() or not labels.numel():
+        return
+    wrong = labels[(labels != NOT_SCORED) & ((labels < 0) | (labels >= vocab_size))]
+    if len(wrong):
+        raise ValueError(
+            f"labels contains {int(wrong[0])}; the model's vocabulary has the ids 0 to {vocab_size - 1}, and -100 "
+            f"marks tokens that are not scored."
+        )
 
 
 def check_vocabulary(input_ids: Tensor, vocab_size: int) -> None:

@@ -38,6 +38,8 @@ AUTO_MAP = {
 """Written to config.json, so that transformers finds CODE_FILE if equitape was not imported."""
 REMOVED_FIELDS = {"shifted_group_size": "equitape.adapt with the method 'longlora' sets the groups for training"}
 """Fields of version 0.1 that old files may contain."""
+MOST, MOST_LAYERS = (1 << 31) - 1, 100_000
+"""The largest size of a tensor's dimension, and the most layers; larger numbers end in errors of torch or never end."""
 
 
 class EquitapeConfig(PreTrainedConfig):
@@ -165,8 +167,10 @@ class EquitapeConfig(PreTrainedConfig):
         assert self.num_key_value_heads is not None and self.head_dim is not None
         for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
                      "num_key_value_heads", "head_dim", "num_loops", "max_position_embeddings"):  # fmt: skip
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be 1 or more.")
+            size, most = getattr(self, name), MOST_LAYERS if name in ("num_hidden_layers", "num_loops") else MOST
+            if not 1 <= size <= most:
+                bound = "1 or more" if size < 1 else f"at most {most:,}"
+                raise ValueError(f"{name} is {size}; it must be {bound}.")
         if self.pad_token_id is not None and self.pad_token_id >= self.vocab_size:
             raise ValueError(f"pad_token_id is {self.pad_token_id}, but the ids are 0 to {self.vocab_size - 1}.")
         if self.trained_length is not None and self.trained_length < 1:

@@ -311,6 +311,8 @@ class EquitapeForCausalLM(EquitapePreTrainedModel, GenerationMixin):
         In a packed batch, set the first label of every segment but the first to -100: the token before it belongs to
         another sequence. Other arguments are those of `EquitapeModel.forward`.
         """
+        if labels is not None and "ignore_index" not in kwargs:
+            checks.check_labels(labels, self.config.vocab_size)
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,

@@ -17,7 +17,7 @@ from ..encodings.frequencies import Scaling
 from ..encodings.positions import key_ids
 from .core import AttentionCore, AttentionMask, Context, describe
 from .ids import locate
-from .layer import Encoding, Pieces, Sizes, encoding_for_layer, refuse_unknown
+from .layer import Encoding, Pieces, Sizes, check_real, encoding_for_layer, refuse_unknown
 from .masks import behind, mask_function, materialise
 
 IMPLEMENTATIONS = ("sdpa", "eager", "flex_attention")
@@ -195,6 +195,7 @@ class Attention(Pieces, AttentionCore):
     def _check_input(self, name: str, x: Tensor) -> None:
         if not isinstance(x, Tensor) or x.dim() != 3 or x.shape[-1] != self.geometry.hidden_size:
             raise ValueError(f"{name} {describe(x)}; it must be a tensor [B, N, {self.geometry.hidden_size}].")
+        check_real(name, x.dtype)
 
     def _context(
         self, x: Tensor, context: Tensor | None, state: Tensor | None, positions: Tensor | Positions | None

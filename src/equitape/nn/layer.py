@@ -162,6 +162,7 @@ class Pieces:
         positions: ids [N] or [B, N] ([N, A] or [B, N, A] with several axes), or what `locate` returns. dtype: that of
         queries, keys and values. Default: torch's default.
         """
+        check_real("The state", dtype or torch.get_default_dtype())
         located = positions if isinstance(positions, Positions) else Positions(self._batch_of_ids(positions))
         return self.model_encoding("initial_state", located, dtype or torch.get_default_dtype())
 
@@ -245,6 +246,7 @@ class Pieces:
         self, state: Tensor | None, batch: int, num_tokens: int, dtype: torch.dtype, name: str = "state"
     ) -> None:
         """Raise ValueError for a state that cannot be of this layer."""
+        check_real("The tensor of tokens", dtype)
         if not self.model_encoding.has_field:
             return
         if state is None:
@@ -263,6 +265,12 @@ class Pieces:
                 f"The {name} is {state.dtype} and the tokens are {dtype}; make both equal, for example with "
                 f"initial_state(positions, {dtype})."
             )
+
+
+def check_real(name: str, dtype: torch.dtype) -> None:
+    """Raise ValueError for integers, truth values and complex numbers."""
+    if not dtype.is_floating_point:
+        raise ValueError(f"{name} is {dtype}; it must be floating point: embed ids first, or convert it with .float().")
 
 
 class PositionalLayer(Pieces, nn.Module):

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, get_args
 
-from ..settings import Ge, Gt, Lt, Settings
+from ..settings import Ge, Gt, Le, Lt, Settings
 
 MethodName = Literal[
     "tape", "lora", "tape+lora", "longlora", "theta", "theta+lora", "theta+tape+lora", "tape2+lora", "theta+tape2+lora",
@@ -83,7 +83,7 @@ class AdaptSettings(Settings):
     """Also train token embeddings. Default: only for longlora."""
     train_norms: bool | None = None
     """Also train norms. Default: only for longlora."""
-    lora_rank: Annotated[int, Ge(1)] = 8
+    lora_rank: Annotated[int, Ge(1), Le(1 << 16)] = 8
     """Rank of LoRA's updates."""
     lora_alpha: float = 16.0
     """LoRA's alpha; updates are scaled by alpha / rank."""

@@ -328,3 +328,9 @@ def digest_of(tensors: Mapping[str, Tensor]) -> str:
         digest.update(f"{name} {list(tensors[name].shape)}".encode())
         digest.update(values.view(torch.int16).numpy().tobytes())
     return digest.hexdigest()
+
+
+def not_finite(model: nn.Module) -> list[str]:
+    """Names of the weights with NaN or infinity."""
+    weights = ((name, weight) for name, weight in model.named_parameters() if weight.is_floating_point())
+    return [name for name, weight in weights if not bool(weight.isfinite().all())]

@@ -28,7 +28,9 @@ def print_table(rows: Sequence[Row], console: Console) -> None:
     """Print one table per group, with the drift between the two RoPE measurements and a warning if times vary much."""
     first = rows[0]
     how = "compiled" if first.compile else "not compiled"
-    console.print(f"{first.shape}, {first.dtype}, {how}, {first.gpu}, torch {first.torch}", highlight=False)
+    console.print(
+        f"{first.shape}, {first.dtype}, {how}, {first.gpu}, torch {first.torch}", highlight=False, markup=False
+    )
     drift = drifts(rows)
     # memory is measured on GPUs only
     hidden = () if any(row.peak_mib is not None for row in rows) else (PEAK,)

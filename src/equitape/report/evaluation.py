@@ -168,6 +168,6 @@ def print_report(report: dict[str, Any], folder: Path, console: Console) -> None
         console.print(escape(sentence), highlight=False)
     seconds = report["cost"]["seconds"]
     if seconds is not None:
-        console.print(f"{duration(seconds)} on {report['environment']['device']}.", highlight=False)
+        console.print(f"{duration(seconds)} on {report['environment']['device']}.", highlight=False, markup=False)
     files = f"{PAGE}, {MARKDOWN}, {REPORT}, {RESULTS}"
-    console.print(f"Written to {folder}: {files}.", highlight=False, soft_wrap=True)
+    console.print(f"Written to {folder}: {files}.", highlight=False, markup=False, soft_wrap=True)

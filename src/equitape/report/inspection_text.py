@@ -35,9 +35,10 @@ def print_certificate(certificate: Certificate, name: str, console: Console) -> 
     for note in certificate.notes:
         console.print(escape(note))
     console.print(
-        f"{escape(name)}, encoding {certificate.encoding}, {certificate.dtype}, limit {certificate.limit:g} of the "
+        f"{name}, encoding {certificate.encoding}, {certificate.dtype}, limit {certificate.limit:g} of the "
         f"spread of logits: {'all checks passed' if certificate.passed else 'FAILED'}.",
         highlight=False,
+        markup=False,
     )
 
 

@@ -38,7 +38,7 @@ def write_merged(folders: list[tuple[str, Path]], out: Path) -> list[str]:
     """
     if not folders:
         raise ValueError("Give at least one folder of equitape compare, train or eval.")
-    check_writable(out)
+    check_place(out)
     contents = [(name, read_source(folder)) for name, folder in folders]
     comparisons = {name: content for name, content in contents if isinstance(content, Comparison)}
     evaluations = {name: content for name, content in contents if isinstance(content, EvaluationReport)}
@@ -52,6 +52,17 @@ def write_merged(folders: list[tuple[str, Path]], out: Path) -> list[str]:
             "make one report per kind."
         )
     return write_merged_comparison(comparisons, out) if comparisons else write_merged_evaluation(evaluations, out)
+
+
+def check_place(out: Path) -> None:
+    """Raise ValueError for a folder that cannot be written to, or whose own report would be replaced."""
+    check_writable(out)
+    held = next((name for name in (RUN, RESULTS, REPORT) if (out / name).exists()), None)
+    if held is not None:
+        raise ValueError(
+            f"{str(out)!r} has a {held}, so it holds a run, a comparison or an evaluation with its own report; choose "
+            "another folder for --out."
+        )
 
 
 def read_source(folder: Path) -> Comparison | EvaluationReport:

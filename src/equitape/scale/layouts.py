@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from .costs import ModelCosts
 from .machines import PASSES, Gpu
+from .settings import MOST_GPUS
 
 Precision = Literal["mixed", "bfloat16"]
 HALF, FULL = 2, 4
@@ -14,7 +15,6 @@ GATHERED_BLOCKS = 2
 """Blocks whose whole weights a sharded process holds: the running one and the next."""
 NEARLY = 0.9
 """A shorter ring is worth this share of the tokens per second: it waits for fewer links."""
-MOST_GPUS = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)

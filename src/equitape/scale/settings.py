@@ -3,22 +3,25 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from ..settings import Ge, Settings
+from ..settings import Ge, Le, Settings
 
 GpuName = Literal["a100", "h100", "h200", "b200"]
+MOST_GPUS = 1 << 20
+MOST_TOKENS = 10**12
+MOST_ROWS = 10**9
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanSettings(Settings):
     """What to plan for."""
 
-    length: Annotated[int, Ge(2)]
+    length: Annotated[int, Ge(2), Le(MOST_TOKENS)]
     """Tokens per row."""
-    gpus: Annotated[int, Ge(1)] = 8
+    gpus: Annotated[int, Ge(1), Le(MOST_GPUS)] = 8
     """Number of GPUs."""
     gpu: GpuName = "h200"
     """Their kind."""
-    batch: Annotated[int, Ge(1)] = 1
+    batch: Annotated[int, Ge(1), Le(MOST_ROWS)] = 1
     """Rows that each group of GPUs reads at a time; a group shares every row."""
     context_parallel: Annotated[int, Ge(1)] | None = None
     """GPUs among which each row is split. Default: the fewest with nearly the most tokens per second."""

@@ -18,7 +18,7 @@ from ..pretrained.loading import (
     load_model,
     load_tokenizer_of,
 )
-from ..pretrained.weights import digest_of
+from ..pretrained.weights import digest_of, not_finite
 from .perplexity import unwrap
 
 CPU_BATCH_TOKENS = 4096
@@ -100,6 +100,7 @@ class EvaluatedModel:
     def describe(self) -> dict[str, Any]:
         """Facts that identify the model, for reports."""
         model = unwrap(self.model)
+        damaged = not_finite(model)
         return {
             "name": self.name,
             "class": type(model).__name__,
@@ -108,6 +109,7 @@ class EvaluatedModel:
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
             "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
             "weights": digest_of(dict(model.named_parameters())),
+            **({"not finite": damaged} if damaged else {}),
         }
 
 

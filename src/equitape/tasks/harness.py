@@ -176,15 +176,15 @@ def describe_cuts(counts: list[dict[str, int]]) -> list[str]:
     ]
 
 
-def bars_of(results: dict[str, dict[str, float]]) -> list[Bars]:
+def bars_of(results: dict[str, dict[str, float | None]]) -> list[Bars]:
     """One chart per metric, since scales differ, with all tasks that have it."""
     names = dict.fromkeys(name for values in results.values() for name in values if "stderr" not in name)
     pictures = []
     for name in names:
         metric, comma, answers = name.partition(",")
         scored = {task: values for task, values in results.items() if name in values}
-        values = [found[name] for found in scored.values()]
-        errors = [found.get(f"{metric}_stderr{comma}{answers}", math.nan) for found in scored.values()]
+        values = [_number(found[name]) for found in scored.values()]
+        errors = [_number(found.get(f"{metric}_stderr{comma}{answers}")) for found in scored.values()]
         pictures.append(
             Bars(
                 title=f"lm-evaluation-harness: {name}",
@@ -197,6 +197,11 @@ def bars_of(results: dict[str, dict[str, float]]) -> list[Bars]:
             )
         )
     return pictures
+
+
+def _number(value: float | None) -> float:
+    """NaN for null, which files have in its place."""
+    return math.nan if value is None else value
 
 
 def plain_results(values: dict[str, Any]) -> dict[str, float]:

@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 from ..data.text import read_documents
 from ..registry import counted
 from ..runs.results import EXACT_MATCH, PERCENT, HeatMap, Metric, Report
-from ..settings import Len, Positive, Settings, Share
+from ..settings import Ge, Le, Len, OrOne, Settings, Share
 from .decoding import write_answers
 from .evaluated_model import EvaluatedModel
 from .evaluation import Advance, EvaluationTask, Record, Unit, mean
@@ -26,6 +26,8 @@ from .text_metrics import contained_share
 
 DEPTHS = tuple(round(index / 9, 3) for index in range(10))
 DEPTH_BANDS = 5
+PromptTokens = Annotated[int, Ge(1), Le(10**8)]
+Samples = Annotated[int, Ge(1), Le(10**6)]
 
 Place = dict[str, Any]
 """The values that identify a prompt, including its "length"; joined, they name its unit."""
@@ -35,11 +37,11 @@ Place = dict[str, Any]
 class HaystackOptions(Settings):
     """Options of both tasks."""
 
-    lengths: tuple[Positive, ...] = ()
+    lengths: Annotated[tuple[PromptTokens, ...], OrOne] = ()
     """Tokens of the prompts; default: from an eighth of the model's context to twice the context."""
-    short: Positive | None = None
+    short: PromptTokens | None = None
     """A short length that is always measured too; default: 512, or what the tokenizer needs."""
-    samples: Positive = 10
+    samples: Samples = 10
     """Prompts per cell."""
     filler: str = NOISE
     """"noise", or text to hide things in: a file, a folder or an archive."""
@@ -164,7 +166,7 @@ def is_kind(kind: str) -> Callable[[Record], bool]:
 class PasskeyOptions(HaystackOptions):
     """Options of passkey retrieval."""
 
-    depths: Annotated[tuple[Share, ...], Len(1)] = DEPTHS
+    depths: Annotated[tuple[Share, ...], Len(1), OrOne] = DEPTHS
     """Depths of the keys, from 0 (start) to 1 (end)."""
 
 
@@ -234,9 +236,9 @@ NeedleKind = Literal["single", "multikey", "multivalue", "multiquery", "variable
 class NeedlesOptions(HaystackOptions):
     """Options of the needles."""
 
-    kinds: Annotated[tuple[NeedleKind, ...], Len(1)] = get_args(NeedleKind)
+    kinds: Annotated[tuple[NeedleKind, ...], Len(1), OrOne] = get_args(NeedleKind)
     """Kinds of needles."""
-    samples: Positive = 20
+    samples: Samples = 20
     """Prompts per kind and length."""
 
 

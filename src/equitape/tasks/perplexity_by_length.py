@@ -6,7 +6,7 @@ scores the same tokens, so that lengths differ in context alone. A unit is some 
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
@@ -14,7 +14,7 @@ from ..data.text import read_documents, short_names
 from ..data.tokens import TokenStore, build_tokens
 from ..registry import counted
 from ..runs.results import BITS_PER_BYTE, PERPLEXITY, Curve, Report
-from ..settings import Positive, Settings
+from ..settings import OrOne, Positive, Settings
 from .evaluated_model import EvaluatedModel
 from .evaluation import Advance, EvaluationTask, Record, Unit
 from .perplexity import ScoreRule, cut_windows, score_windows, spread_spans
@@ -36,7 +36,7 @@ class PerplexityOptions(Settings):
 
     data: str | tuple[str, ...] | dict[str, str] = field(default_factory=dict)
     """Text to score: a file, a folder, an archive, a list of them, or several by name: {books: PATH}."""
-    lengths: tuple[Positive, ...] = ()
+    lengths: Annotated[tuple[Positive, ...], OrOne] = ()
     """Window lengths in tokens; default: powers of two from 256 to twice the model's context, as the text allows."""
     short: Positive = SHORTEST
     """A short length that is always measured too."""

@@ -5,12 +5,12 @@ values have labels. Shapes: n rows, T tokens, K needles, Q queries.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
-from ..settings import Positive
+from ..settings import OrOne, Positive
 from .base import IGNORED, Curve, Evaluation, HeatMap, evaluation_generator, scale_samples
 from .states import StateOptions, StateTask, judge
 
@@ -21,7 +21,7 @@ class RetrievalOptions(StateOptions):
 
     length: Positive = 256
     """Tokens of a training row, with needles, noise and queries."""
-    factors: tuple[int, ...] = (1, 2, 4, 8)
+    factors: Annotated[tuple[int, ...], OrOne] = (1, 2, 4, 8)
     """Lengths to score, as multiples of `length`; 1 must be among them."""
     needles: Positive = 8
     """Key-value pairs hidden in a row, at any length; in training from 1 to this."""

@@ -22,7 +22,7 @@ from ..data.text import read_documents
 from ..data.tokenizers import cached_bpe, load_tokenizer
 from ..data.tokens import TokenStore, build_tokens, special_tokens
 from ..runs.results import BITS_PER_BYTE, PERPLEXITY
-from ..settings import Ge, Positive, Settings
+from ..settings import Ge, OrOne, Positive, Settings
 from .base import ENDLESS, Curve, Evaluation, Task
 from .perplexity import PerplexityResult, perplexity, spread_evenly
 
@@ -42,7 +42,7 @@ class TextOptions(Settings):
     """"bytes"; "bpe:SIZE" for a vocabulary trained on the training text; or a folder that holds a tokenizer."""
     length: Annotated[int, Ge(2)] = 1024
     """Tokens per training row."""
-    factors: tuple[Positive, ...] = (1, 2, 4, 8)
+    factors: Annotated[tuple[Positive, ...], OrOne] = (1, 2, 4, 8)
     """Evaluated lengths, as multiples of the trained length."""
     eval_tokens: Positive = 262144
     """Maximum scored tokens per length."""

@@ -10,6 +10,8 @@ Count = Annotated[int, Ge(1), Le(10**12)]
 """A positive number of steps, tokens or examples."""
 Share = Annotated[float, Ge(0), Le(1)]
 Seed = Annotated[int, Ge(0), Lt(2**32)]
+MOST_RATE = 1e30
+"""Far beyond any use; what float32 cannot hold ends in an error of torch."""
 """The range of seeds that all libraries accept."""
 UNIMPORTANT = ("logging_steps", "eval_steps", "save_steps", "save_total_limit", "dataloader_num_workers")
 """Settings that do not affect weights or scores."""
@@ -52,7 +54,7 @@ class TrainSettings(Settings):
     """Examples per optimizer step, summed over processes and micro-batches."""
     gradient_accumulation_steps: Count = 1
     """Micro-batches per optimizer step; more need less memory."""
-    learning_rate: Annotated[float, Ge(0)] = 1e-3
+    learning_rate: Annotated[float, Ge(0), Le(MOST_RATE)] = 1e-3
     """Peak learning rate."""
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
     """Schedule after warm-up: "cosine" or "linear" decay to `final_rate`, or "constant"."""
