@@ -231,7 +231,15 @@ def label_ends(axes: Any, labels: Sequence[EndLabel]) -> None:
             va="center",
             fontsize=LABEL_SIZE,
             color=label.colour,
-            arrowprops={"arrowstyle": "-", "color": label.colour, "linewidth": 0.6, "shrinkA": 1, "shrinkB": 3},
+            # to the middle of the label's left edge; to its centre, lines would cross the labels between
+            arrowprops={
+                "arrowstyle": "-",
+                "color": label.colour,
+                "linewidth": 0.6,
+                "shrinkA": 1,
+                "shrinkB": 3,
+                "relpos": (0, 0.5),
+            },
             annotation_clip=False,
         )
 
