@@ -276,7 +276,7 @@ def _describe_limits(limits: Iterable[Any]) -> str:
     if high is None:
         return f" of {low.ge} or more" if isinstance(low, Ge) else f" above {low.gt}" if low else ""
     most = high.le if isinstance(high, Le) else high.lt
-    end = f"{most:g}" if float(f"{most:g}") == most else str(most)
+    end = f"{most:,}" if isinstance(most, int) else f"{most:g}"
     if isinstance(low, Ge):
         return f" from {low.ge} to {'' if isinstance(high, Le) else 'below '}{end}"
     above = f" above {low.gt} and" if low else ""

@@ -399,8 +399,8 @@ def test_an_interrupt_after_training_says_that_it_is_finished(room, tmp_path, mo
     assert f"Interrupted. Training is finished, and the adapter is in {out}. Continue with:" in printed
     assert "--resume" in printed
     written = (out / "log.jsonl").read_bytes()
-    printed = " ".join(command(*words, "--resume").output.split())
-    assert "run[/red] is already finished." in printed
+    printed = "".join(command(*words, "--resume").output.split())
+    assert "run[/red]isalreadyfinished." in printed
     assert (out / "model" / "config.json").exists()
     assert (out / "log.jsonl").read_bytes() == written
     command(room / "base", "--adapter", out, "--out", tmp_path / "merged[/red]")

@@ -121,7 +121,8 @@ def test_brackets_in_the_name_of_a_folder_are_no_markup(command, small_files, tm
     out = tmp_path / "out[/red]"
     code, said = invoke(words_of(command, small_files, out), monkeypatch)
     assert code == 0, said
-    assert "out[/red]" in said
+    # lines may break anywhere in a long name
+    assert "out[/red]" in "".join(said.split())
     assert any(out.iterdir())
 
 

@@ -130,7 +130,7 @@ def test_filler_from_text(tmp_path):
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("passkey", {"lengths": [0]}, r"lengths is \[0\]; it must be a list.*of 1 or more"),
+        ("passkey", {"lengths": [0]}, r"lengths is \[0\]; it must be a list.*from 1 to 100,000,000"),
         ("passkey", {"lengths": [100.5]}, "each a whole number"),
         ("passkey", {"depths": [1.5]}, "each a number from 0 to 1"),
         ("passkey", {"samples": 0}, "samples is 0"),

@@ -125,21 +125,21 @@ def test_a_broken_token_stays_alone(device, launched):
 
 
 @pytest.mark.parametrize(
-    ("change", "few"),
+    ("change", "taken"),
     [
-        ({"groups": 2, "heads": 16, "gates": 16}, True),
-        ({"groups": 4, "heads": 4, "gates": 4}, False),
-        ({"groups": 3, "heads": 11}, False),
-        ({"gates": 17}, False),
-        ({"parts": 2}, False),
-        ({"normalize": True}, False),
+        ({"groups": 2, "heads": 16, "gates": 16}, "few_heads_kernel"),
+        ({"groups": 4, "heads": 4, "gates": 4}, "gradient_kernel"),
+        ({"groups": 3, "heads": 11}, "gradient_kernel"),
+        ({"gates": 17}, "gradient_kernel"),
+        ({"parts": 2}, "in_turn_gradient_kernel"),
+        ({"normalize": True}, "gradient_kernel"),
     ],
     ids=lambda value: named(value) if isinstance(value, dict) else None,
 )
 @pytest.mark.parametrize("device", DEVICES)
-def test_where_it_is_taken(device, change, few, launched):
+def test_where_it_is_taken(device, change, taken, launched):
     normalize = change.get("normalize", False)
     sizes = {name: size for name, size in change.items() if name != "normalize"}
     inputs = [cast(x, device, torch.float32).detach() for x in make_inputs(**sizes, tokens=2).values()]
     fused_gradients(torch.ones_like(inputs[0]), *inputs, normalize, True)
-    assert launched == ["few_heads_kernel" if few else "gradient_kernel", "sum_kernel"]
+    assert launched == [taken, "sum_kernel"]

@@ -232,7 +232,7 @@ def test_longlora_trains_in_groups_and_answers_in_full():
         ({"context": 1.5}, "context is 1.5; it must be a whole number"),
         ({"scaling": "linear"}, "context is None; set it above 64"),
         ({"scaling": "linear", "context": 64}, "context is 64; set it above 64"),
-        ({"method": "lora", "lora_rank": 0}, "lora_rank is 0; it must be a whole number of 1 or more"),
+        ({"method": "lora", "lora_rank": 0}, "lora_rank is 0; it must be a whole number from 1 to 65,536"),
         ({"method": "lora", "lora_dropout": 1.0}, "lora_dropout is 1.0"),
         ({"method": "lora", "lora_targets": ["q_porj"]}, r"lora_targets is .* Did you mean 'q_proj'\?"),
         ({"method": "lora", "lora_targets": []}, "lora_targets is empty; give one or more of q_proj"),

@@ -373,12 +373,12 @@ def test_schedules(schedule):
         ({"precision": "fp16"}, "precision is 'fp16'; it must be one of 'auto', 'bf16', 'fp32'"),
         ({"warmup_ratio": 2.0}, "it must be a number from 0 to 1"),
         ({"betas": (0.9, 1.0)}, "a list of 2, each a number from 0 to below 1"),
-        ({"learning_rate": -1.0}, "must be a number of 0 or more"),
-        ({"learning_rate": float("nan")}, "must be a finite number of 0 or more"),
+        ({"learning_rate": -1.0}, "must be a number from 0 to 1e"),
+        ({"learning_rate": float("nan")}, "must be a finite number from 0 to 1e"),
         ({"dataloader_num_workers": -1}, "must be a whole number of 0 or more"),
         ({"save_steps": 0}, "save_steps is 0"),
-        ({"steps": 2**63}, "steps is 9223372036854775808; it must be a whole number from 1 to 1e"),
-        ({"seed": 2**32}, "seed is 4294967296; it must be a whole number from 0 to below 4294967296"),
+        ({"steps": 2**63}, "steps is 9223372036854775808; it must be a whole number from 1 to 1,000"),
+        ({"seed": 2**32}, "seed is 4294967296; it must be a whole number from 0 to below 4,294,967,296"),
     ],
 )
 def test_wrong_settings(wrong, message):

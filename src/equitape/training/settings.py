@@ -10,9 +10,9 @@ Count = Annotated[int, Ge(1), Le(10**12)]
 """A positive number of steps, tokens or examples."""
 Share = Annotated[float, Ge(0), Le(1)]
 Seed = Annotated[int, Ge(0), Lt(2**32)]
+"""The range of seeds that all libraries accept."""
 MOST_RATE = 1e30
 """Far beyond any use; what float32 cannot hold ends in an error of torch."""
-"""The range of seeds that all libraries accept."""
 UNIMPORTANT = ("logging_steps", "eval_steps", "save_steps", "save_total_limit", "dataloader_num_workers")
 """Settings that do not affect weights or scores."""
 
