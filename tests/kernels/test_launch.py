@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from equitape.kernels import launch as module
-from equitape.kernels.launch import Plan, launch
+from equitape.kernels.launch import Launch, launch
 
 
 class Recorded:
@@ -39,7 +39,7 @@ def nothing_kept(monkeypatch):
 
 def plan():
     # in another order than the kernel's own
-    return Plan((7,), (5,), {"num_warps": 4, "SCALE": 0.5, "WIDTH": 16})
+    return Launch((7,), (5,), {"num_warps": 4, "SCALE": 0.5, "WIDTH": 16})
 
 
 def test_the_second_launch_passes_all_arguments_in_the_order_of_the_kernel():

@@ -54,7 +54,7 @@ class Budget:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan(Proof):
+class ExtensionPlan(Proof):
     """Everything an extension does: what it trains and what it measures."""
 
     adapt: AdaptSettings
@@ -80,7 +80,7 @@ class Plan(Proof):
         return {**parts, "adapt": self.adapt.to_dict(), "train": {**self.train.to_dict(), "compile": False}}
 
 
-def make_plan(config: EquitapeConfig, settings: ExtendSettings, text: Text, device: Device) -> Plan:
+def make_plan(config: EquitapeConfig, settings: ExtendSettings, text: Text, device: Device) -> ExtensionPlan:
     """Choose what the settings leave open, each choice with its reason."""
     check_length(config, settings)
     costs = ModelCosts(config)
@@ -99,7 +99,7 @@ def make_plan(config: EquitapeConfig, settings: ExtendSettings, text: Text, devi
     whole = choose_proof(config, settings, costs, device, text.joined if join else text.longest)
     proof = whole if limit is None else shorten(whole, settings, costs, device, limit)
     whole_rows, ends = choose_whole_rows(settings, text, row_length)
-    return Plan(
+    return ExtensionPlan(
         adapt=adapt,
         train=train,
         row_length=row_length,

@@ -26,7 +26,7 @@ from ..training.settings import TrainSettings
 from .columns import comparator_settings, list_comparators
 from .estimates import Device
 from .last_words import find_passages
-from .plan import Plan, Text, check_length, choose_recall, choose_rows, make_plan
+from .plan import ExtensionPlan, Text, check_length, choose_recall, choose_rows, make_plan
 from .proof import FEW_QUESTIONS, HARNESS, QUESTIONS, check_harness_task, harness_task, proof_tasks
 from .settings import ExtendSettings, trains
 
@@ -56,8 +56,8 @@ class Prepared:
     tokenizer: Any
     text: Text
     device: Device
-    plan: Plan
-    comparators: dict[str, Plan]
+    plan: ExtensionPlan
+    comparators: dict[str, ExtensionPlan]
     """The plans of the other columns, by their names."""
     tasks: dict[str, dict[str, Any]]
     notes: list[str]
@@ -128,9 +128,9 @@ def prepare(base: str | Path, settings: ExtendSettings) -> Prepared:
 
 def plan_comparators(
     config: EquitapeConfig, settings: ExtendSettings, text: Text, device: Device
-) -> tuple[dict[str, Plan], list[str]]:
+) -> tuple[dict[str, ExtensionPlan], list[str]]:
     """The plans of all comparators. Of "all", those that the base does not allow are left out, and notes say why."""
-    plans: dict[str, Plan] = {}
+    plans: dict[str, ExtensionPlan] = {}
     refused: dict[str, list[str]] = {}
     for name in list_comparators(settings):
         try:

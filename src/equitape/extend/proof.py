@@ -20,7 +20,7 @@ from ..tasks.needles import HaystackTask
 from ..tasks.perplexity import CHUNK_TOKENS
 from .last_words import NAME
 from .lengths import listed
-from .plan import Plan
+from .plan import ExtensionPlan
 from .settings import ExtendSettings
 
 AGREEMENT_WINDOWS, FEW_WINDOWS = 8, 2
@@ -36,7 +36,9 @@ Reports = dict[str, EvaluationReport]
 """By task."""
 
 
-def proof_tasks(plan: Plan, settings: ExtendSettings, tokenizer: Any) -> tuple[dict[str, dict[str, Any]], list[str]]:
+def proof_tasks(
+    plan: ExtensionPlan, settings: ExtendSettings, tokenizer: Any
+) -> tuple[dict[str, dict[str, Any]], list[str]]:
     """The options of every task of the proof, and notes on what is left out."""
     tasks: dict[str, dict[str, Any]] = {
         "perplexity": {

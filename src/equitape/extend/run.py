@@ -37,7 +37,7 @@ from ..runs.lock import locked
 from ..tasks.evaluated_model import EvaluatedModel
 from ..training.fit import check_processes
 from .last_words import write_task
-from .plan import Plan
+from .plan import ExtensionPlan
 from .prepare import EXTEND, Prepared, check_out, course_of, join_processes
 from .proof import AGREEMENT_WINDOWS, FEW_WINDOWS, HARNESS, Reports, agree, judge, measure
 from .settings import trains
@@ -160,7 +160,7 @@ class Stages:
         """A model to measure; all models of the proof have one dtype."""
         return load_evaluated_model(model, base=base, tokenizer=self.settings.tokenizer, dtype=self.dtype, label=label)
 
-    def train(self, plan: Plan, folder: Path) -> dict[str, Any]:
+    def train(self, plan: ExtensionPlan, folder: Path) -> dict[str, Any]:
         """The fine-tuning run of a plan. A finished one needs no model again."""
         finished = read_finished(folder)
         planned = {"adapt": plan.adapt.to_dict(), "train": plan.train.to_dict()}
@@ -214,7 +214,7 @@ class Stages:
             return None
         return self.measure_other(name, lambda: self.evaluated(str(folder), self.base, name))
 
-    def untrained(self, plan: Plan, name: str) -> EvaluatedModel:
+    def untrained(self, plan: ExtensionPlan, name: str) -> EvaluatedModel:
         """The base with the positions of a plan."""
         model = build(self.base, plan.adapt, self.dtype).to(choose_device())
         return EvaluatedModel(model=model, tokenizer=self.prepared.tokenizer, name=name)

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 MAX_KEPT = 4096
-"""Limit of cached plans, since training may see rows of any length."""
+"""Limit of cached launches, since training may see rows of any length."""
 
 
-class Plan(NamedTuple):
+class Launch(NamedTuple):
     """A launch without its tensors."""
 
     grid: tuple[int, ...]
@@ -25,15 +25,15 @@ class Plan(NamedTuple):
 _kept: dict[Hashable, tuple[Callable[..., None], tuple[Any, ...]]] = {}
 
 
-def launch(kernel: Any, tensors: Sequence[Tensor | None], options: Hashable, plan: Callable[[], Plan]) -> None:
-    """Run kernel(*tensors, *numbers, **constants). The plan may depend only on options and the tensors' layouts."""
+def launch(kernel: Any, tensors: Sequence[Tensor | None], options: Hashable, describe: Callable[[], Launch]) -> None:
+    """Run kernel(*tensors, *numbers, **constants). It may depend only on options and the tensors' layouts."""
     key = (id(kernel), options, *map(_layout, tensors))
     known = _kept.get(key)
     if known is not None:
         run, others = known
         run(*tensors, *others)
         return
-    grid, numbers, constants = plan()
+    grid, numbers, constants = describe()
     compiled = kernel[grid](*tensors, *numbers, **constants)
     if compiled is None:
         # Triton's interpreter compiles nothing

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from . import triton_few_heads as few_heads
 from . import triton_in_turn as in_turn
-from .launch import Plan, launch
+from .launch import Launch, launch
 from .triton_field import (
     Update,
     add_identity,
@@ -296,7 +296,7 @@ def backward(
     written = (grad_field, attended_gradient, gate_gradient, partial_sums)
     read = (gradient, field, attended, gate, contiguous(carry), contiguous(mix_in), contiguous(mix_out))
 
-    def plan() -> Plan:
+    def describe() -> Launch:
         update = Update.of(field, attended, gate, carry, mix_in, normalize)
         read_strides = (*strides(gradient, 4), *strides(field, 4), *strides(attended, 4), *strides(gate, 3))
         if turns:
@@ -308,13 +308,13 @@ def backward(
             constants["EXACT"] = update.exact(field)
             constants["EXACT_GRADIENT"] = update.exact(gradient) and not normalize
         constants["WANTS_FIELD"] = wants_field
-        return Plan(grid=(programs,), numbers=(*read_strides, update.tokens, tiles), constants=constants)
+        return Launch(grid=(programs,), numbers=(*read_strides, update.tokens, tiles), constants=constants)
 
     kernel = in_turn.in_turn_gradient_kernel if turns else few_heads.few_heads_kernel if few else gradient_kernel
-    launch(kernel, (*written, *read), (normalize, wants_field), plan)
+    launch(kernel, (*written, *read), (normalize, wants_field), describe)
 
-    def sum_plan() -> Plan:
+    def sum_launch() -> Launch:
         sizes = {"CARRY_SIZE": carry_size, "MIX_SIZE": mix_size, "ROWS": SUM_ROWS, "COLUMNS": SUM_COLUMNS}
-        return Plan((triton.cdiv(size, SUM_COLUMNS),), (programs,), sizes)
+        return Launch((triton.cdiv(size, SUM_COLUMNS),), (programs,), sizes)
 
-    launch(sum_kernel, (*weight_gradients, partial_sums), (carry_size, mix_size), sum_plan)
+    launch(sum_kernel, (*weight_gradients, partial_sums), (carry_size, mix_size), sum_launch)

@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from . import triton_in_turn as in_turn
-from .launch import Plan, launch
+from .launch import Launch, launch
 from .triton_field import (
     Update,
     by_head,
@@ -175,12 +175,12 @@ def forward(
     tensors = (updated, field, attended, gate, *weights)
     turns = gate_weight is None and in_turn.serves(carry, mix_in)
 
-    def plan() -> Plan:
+    def describe() -> Launch:
         update = Update.of(field, attended, gate, carry, mix_in, normalize)
         read_strides = (*strides(field, 4), *strides(attended, 4), *strides(gate, 3))
         if turns:
             tiles = in_turn.num_tiles(field, in_turn.FORWARD_COLUMNS)
-            return Plan(
+            return Launch(
                 grid=(num_programs(field.device, tiles, in_turn.FORWARD_PROGRAMS),),
                 numbers=(*read_strides, update.tokens, tiles),
                 constants=in_turn.constants(update, field, in_turn.FORWARD_COLUMNS),
@@ -192,13 +192,13 @@ def forward(
             tile = WEIGHT_TILE // (update.parts * constants["PADDED_GATES"])
             constants |= {"WIDTH": width, "K": min(tile, triton.next_power_of_2(width)), "S": 1}
             constants |= {"num_warps": TOKEN_WARPS, "num_stages": 1}
-        return Plan(
+        return Launch(
             grid=(num_programs(field.device, num_tiles(field), PROGRAMS_PER_PROCESSOR),),
             numbers=(*read_strides, update.tokens, num_tiles(field)),
             constants=constants,
         )
 
     if turns:
-        launch(in_turn.in_turn_kernel, tensors[:-1], normalize, plan)
+        launch(in_turn.in_turn_kernel, tensors[:-1], normalize, describe)
     else:
-        launch(update_kernel, tensors, normalize, plan)
+        launch(update_kernel, tensors, normalize, describe)

@@ -25,7 +25,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launch import Plan, launch
+from .launch import Launch, launch
 from .reference import EPSILON
 from .triton_backward import SUM_COLUMNS, SUM_ROWS, sum_kernel
 from .triton_complex import (
@@ -317,15 +317,15 @@ def forward(
     """Write y to updated [B, G, N, D], contiguous; the field has its full batch. mixing: [B, N, parts, G, G]."""
     field, attended = dense(field), dense(attended)
 
-    def plan() -> Plan:
+    def describe() -> Launch:
         tiles = num_tiles(field)
-        return Plan(
+        return Launch(
             grid=(num_programs(field.device, tiles, FORWARD_PROGRAMS),),
             numbers=(*strides(field, 4), *strides(attended, 4), field.shape[2], tiles),
             constants=_constants(field, attended, mixing, carry, normalize, 1, FORWARD_PROGRAMS),
         )
 
-    launch(mix_kernel, (updated, field, attended, contiguous(mixing), contiguous(carry)), normalize, plan)
+    launch(mix_kernel, (updated, field, attended, contiguous(mixing), contiguous(carry)), normalize, describe)
 
 
 def backward(
@@ -350,10 +350,10 @@ def backward(
     programs = num_programs(field.device, tiles, BACKWARD_PROGRAMS)
     partial_sums = torch.empty(programs, size, dtype=torch.float32, device=field.device)
 
-    def plan() -> Plan:
+    def describe() -> Launch:
         constants = _constants(field, attended, mixing, carry, normalize, 2, BACKWARD_PROGRAMS)
         exact = constants["EXACT"] and gradient.dtype == field.dtype and not normalize
-        return Plan(
+        return Launch(
             grid=(programs,),
             numbers=(*strides(gradient, 4), *strides(field, 4), *strides(attended, 4), field.shape[2], tiles),
             constants={**constants, "EXACT_GRADIENT": exact, "WANTS_FIELD": wants_field},
@@ -361,11 +361,11 @@ def backward(
 
     written = (grad_field, attended_gradient, grad_mixing, partial_sums)
     read = (gradient, field, attended, contiguous(mixing), contiguous(carry))
-    launch(mix_gradient_kernel, (*written, *read), (normalize, wants_field), plan)
+    launch(mix_gradient_kernel, (*written, *read), (normalize, wants_field), describe)
     if size:
 
-        def sum_plan() -> Plan:
+        def sum_launch() -> Launch:
             sizes = {"CARRY_SIZE": size, "MIX_SIZE": 0, "ROWS": SUM_ROWS, "COLUMNS": SUM_COLUMNS}
-            return Plan((triton.cdiv(size, SUM_COLUMNS),), (programs,), sizes)
+            return Launch((triton.cdiv(size, SUM_COLUMNS),), (programs,), sizes)
 
-        launch(sum_kernel, (grad_carry, grad_carry, grad_carry, partial_sums), size, sum_plan)
+        launch(sum_kernel, (grad_carry, grad_carry, grad_carry, partial_sums), size, sum_launch)

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launch import Plan, launch
+from .launch import Launch, launch
 from .triton_field import (
     LANGUAGE_TYPES,
     UNIT,
@@ -219,16 +219,16 @@ def forward(moved: Tensor, field: Tensor, attended: Tensor, source: Tensor, targ
     """Write reference.move_field to moved [B, G, N, D], contiguous; the field has its full batch."""
     field, attended = dense(field), dense(attended)
 
-    def plan() -> Plan:
+    def describe() -> Launch:
         batch, _, tokens, _ = field.shape
         constants = _constants(field, attended, FORWARD_TILE)
-        return Plan(
+        return Launch(
             grid=(triton.cdiv(tokens * constants["PADDED_M"], constants["X"]), batch),
             numbers=(*strides(field, 4), *strides(attended, 4), tokens),
             constants=constants,
         )
 
-    launch(move_kernel, (moved, field, attended, contiguous(source), contiguous(target)), None, plan)
+    launch(move_kernel, (moved, field, attended, contiguous(source), contiguous(target)), None, describe)
 
 
 def backward(
@@ -246,11 +246,11 @@ def backward(
     programs = triton.cdiv(tokens * constants["PADDED_M"], constants["X"] * STEPS)
     parts = attended.new_empty(batch * programs, 2, groups, attended.shape[1], dtype=torch.float32)
 
-    def plan() -> Plan:
+    def describe() -> Launch:
         numbers = (*strides(gradient, 4), *strides(field, 4), *strides(attended, 4), tokens)
-        return Plan(grid=(programs, batch), numbers=numbers, constants=constants)
+        return Launch(grid=(programs, batch), numbers=numbers, constants=constants)
 
     inputs = (gradient, field, attended, contiguous(source), contiguous(target))
-    launch(move_backward_kernel, (*gradients[:2], parts, *inputs), None, plan)
+    launch(move_backward_kernel, (*gradients[:2], parts, *inputs), None, describe)
     for written, total in zip(gradients[2:], parts.sum(0), strict=True):
         written.copy_(total)

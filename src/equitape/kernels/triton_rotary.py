@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launch import Plan, launch
+from .launch import Launch, launch
 from .triton_field import by_head, by_token, dense, rounded, strides
 
 TILE = 2048
@@ -153,11 +153,11 @@ def apply_rotary_backward(
     field = field.expand(*key.shape[:2], -1, -1)
     read = [dense(tensor) for tensor in (grad_query, grad_key, query, key, field, changed)]
 
-    def plan() -> Plan:
+    def describe() -> Launch:
         batch, groups, tokens, dim = field.shape
         padded = triton.next_power_of_2(dim // 2)
         tile = max(1, TILE // padded)
-        return Plan(
+        return Launch(
             grid=(triton.cdiv(tokens, tile), groups, batch),
             numbers=(*(stride for tensor in read for stride in strides(tensor, 4)), tokens),
             constants={
@@ -171,4 +171,4 @@ def apply_rotary_backward(
             },
         )
 
-    launch(rotary_backward_kernel, (*gradients, *read), replaced, plan)
+    launch(rotary_backward_kernel, (*gradients, *read), replaced, describe)

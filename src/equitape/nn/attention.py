@@ -181,7 +181,7 @@ class Attention(Pieces, AttentionCore):
         state = found.state
         if self.updates_state:
             read = self._features(found.output, features)
-            state = self.encoding("update", state, found.carried, read, read)
+            state = self.encoding("update", state, found.attended_state, read, read)
         return (found.output, state, holder.held) if isinstance(holder, TupleCache) else (found.output, state)
 
     def _features(self, output: Tensor, features: Callable[[Tensor], Tensor] | None) -> Tensor:

@@ -85,7 +85,7 @@ class Attended(NamedTuple):
     """[B, N, C]."""
     weights: Tensor | None
     """[B, H, N, K] if the implementation returns them."""
-    carried: Tensor | None
+    attended_state: Tensor | None
     """[B, H, N, E]: the attention average of the encoding's columns."""
     state: Tensor | None
     """The state to update."""
