@@ -335,6 +335,9 @@ def test_a_comparator_has_its_own_settings():
     assert (own.minutes, own.steps, own.seed, own.lora_rank, own.learning_rate) == (None, 7, 2, 4, 3e-3)
     assert own.to_dict()["jumps"]["rate"] == 0
     assert comparator_settings("lora@scaling=linear", settings).scaling == "linear"
+    assert comparator_settings("linear", ExtendSettings(to=64, query_growth=0.3)).query_growth == 0
+    assert comparator_settings("lora", ExtendSettings(to=64, query_growth=0.3)).query_growth == 0.3
+    assert comparator_settings("lora@query_growth=0", ExtendSettings(to=64)).query_growth == 0
     every = comparator_settings("theta", settings)
     assert (every.lora_rank, every.learning_rate, every.theta, every.minutes) == (None, None, None, 2)
 
@@ -348,7 +351,11 @@ def test_scaling_and_theta_under_lora(room, tmp_path):
     assert not extension.verdict.success
     assert "perplexity was not measured" in extension.verdict.sentence
     folders = [tmp_path / "out", *(tmp_path / "out" / name / "training" for name in names)]
-    first, second, third = (equitape.load_adapter(room / "base", folder).config.encoding for folder in folders)
+    configs = [equitape.load_adapter(room / "base", folder).config for folder in folders]
+    # YaRN makes scores larger itself
+    assert [config.query_growth for config in configs] == [0, 0, 0.1]
+    assert configs[2].query_growth_start == CONTEXT
+    first, second, third = (config.encoding for config in configs)
     assert (first["kind"], first["theta"], first["scaling"]["kind"]) == ("rope", 3e5, "yarn")
     assert first["scaling"]["factor"] == 640 / CONTEXT
     assert (second["kind"], second["scaling"]["factor"]) == ("tape2", 8)

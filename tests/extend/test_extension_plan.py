@@ -75,6 +75,7 @@ def test_the_policy_follows_the_measurements(smollm2):
     plan = make_plan(smollm2, ExtendSettings(to=65536), MUCH, GPU)
     assert (plan.adapt.method, plan.recall, plan.train.steps) == ("theta+lora", 0.25, 330)
     assert plan.adapt.theta == pytest.approx(1e5 * 64 ** (64 / 62))
+    assert plan.adapt.query_growth == 0.1
     few = make_plan(smollm2, ExtendSettings(to=65536, steps=10), MUCH, GPU)
     assert few.adapt.theta == pytest.approx(1e5 * 8 ** (64 / 62))
     asked = make_plan(smollm2, ExtendSettings(to=65536, scaling_factor=16), MUCH, GPU)

@@ -24,7 +24,14 @@ def test_a_task_of_lm_eval_before_and_after(room, tmp_path, monkeypatch):
     pytest.importorskip("lm_eval.tasks")
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     texts = {"data": [str(room / "data")], "eval_data": [str(room / "test")], "batch_size": 2}
-    options = {**texts, "measure": ["perplexity", "lm-eval"], "compare": ["linear"], "steps": 1, "learning_rate": 1e-6}
+    options = {
+        **texts,
+        "measure": ["perplexity", "lm-eval"],
+        "compare": ["linear"],
+        "steps": 1,
+        "learning_rate": 1e-6,
+        "query_growth": 0,
+    }
     extension = equitape.extend(room / "base", 64, out=tmp_path / "out", **options)
     questions = [json.loads(line) for line in (tmp_path / "out/lm-eval/last_words.jsonl").read_text().splitlines()]
     held_out = [path.read_text() for path in (room / "test").iterdir()]

@@ -24,6 +24,7 @@ def test_tokens_are_those_of_generate(case):
         {"num_loops": 2, "num_hidden_layers": 4},
         {"sliding_window": 5, "sliding_layers": [1]},
         {"sliding_window": 5},
+        {"query_growth": 0.7, "query_growth_start": 4, "sliding_window": 5, "sliding_layers": [1]},
         {"qk_norm": True, "attention_bias": True, "tie_word_embeddings": True, "num_key_value_heads": 4},
         {"qk_norm": True, "qk_norm_joint": True, "norms": "after", "unrotated_layers": [1], "query_scale": 0.2},
     ],

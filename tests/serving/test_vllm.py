@@ -36,6 +36,14 @@ VARIANTS = {case: {"case": case} for case in CASES if case not in REFUSED} | {
     "tape-clock, loops": {"case": "tape-clock", "num_loops": 2, "num_hidden_layers": 4},
     "tape2, one sliding layer": {"case": "tape2", "sliding_window": 20, "sliding_layers": [1]},
     "fox, sliding layers": {"case": "fox", "sliding_window": 20},
+    "tape2, growing queries": {"case": "tape2", "query_growth": 0.7, "query_growth_start": 8},
+    "tape2, growing queries, one sliding layer": {
+        "case": "tape2",
+        "query_growth": 0.7,
+        "query_growth_start": 8,
+        "sliding_window": 20,
+        "sliding_layers": [1],
+    },
     "tape, norms, biases, tied embeddings": {
         "case": "tape",
         "qk_norm": True,

@@ -16,7 +16,8 @@ def comparator_settings(name: str, settings: ExtendSettings) -> ExtendSettings:
     way, changes = split_comparator(name)
     given = {**settings.to_dict(), "scaling": None, "theta": None, "compare": ()}
     if way in UNTRAINED:
-        return ExtendSettings.parse({**given, "method": "lora", "scaling": way, **changes}, name)
+        # positions alone change
+        return ExtendSettings.parse({**given, "method": "lora", "scaling": way, "query_growth": 0.0, **changes}, name)
     method = way.removesuffix(WITHOUT_JUMPS)
     given["method"] = method
     adapt, own = adapt_method(method), adapt_method(chosen_method(settings))

@@ -14,6 +14,7 @@ POLICY: dict[str, Any] = {
     "passes": 4,  # over the text, at most
     "recall": 0.25,
     "theta_reach": 8,  # times the new context, for NTK's rule
+    "query_growth": 0.1,  # where positions are not scaled by YaRN, which makes scores larger itself
     "theta_tokens": 10**6,  # a budget below this keeps NTK's rule for the new context itself
 }
 """What is chosen where the settings leave it open. It follows docs/results/extend-smollm2.md and changes with it."""

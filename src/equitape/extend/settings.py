@@ -32,7 +32,7 @@ BUDGETS = ("minutes", "tokens", "steps")
 EVERY_COMPARATOR = "all"
 OVERRIDES = (
     "theta", "scaling", "scaling_factor", "learning_rate", "recall", "jumps", "row_length", "batch_size", "steps",
-    "lora_rank", "lora_alpha", "seed",
+    "query_growth", "lora_rank", "lora_alpha", "seed",
 )  # fmt: skip
 """Settings that a comparator can have for itself, as in theta+lora@theta=4e6,recall=0.5."""
 
@@ -76,6 +76,9 @@ class ExtendSettings(Settings):
     base's."""
     theta: Annotated[float, Gt(1)] | None = None
     """Rotary base. Default: from the plan."""
+    query_growth: Annotated[float, Ge(0)] | None = None
+    """Growth of queries with the tokens read: beyond the base's context they are multiplied by
+    1 + this * ln(tokens / context). Default: from the plan."""
     lora_rank: Annotated[int, Ge(1), Le(1 << 16)] | None = None
     """Rank of LoRA's updates. Default: that of adapt."""
     lora_alpha: float | None = None

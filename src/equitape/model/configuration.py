@@ -10,7 +10,8 @@ from typing import Any
 from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
 
-from ..encodings import Geometry, build_encoding, parse_encoding
+from ..encodings import Geometry, Positions, build_encoding, parse_encoding
+from ..encodings.positions import grown_queries
 from ..registry import describe_choices
 from ..settings import check_value
 
@@ -56,6 +57,11 @@ class EquitapeConfig(PreTrainedConfig):
             OLMo 2, or "both", as in Gemma.
         norm_offset: Added to the weight of every norm; 1 in Gemma.
         query_scale: Factor of the scores. Default: one over the root of head_dim.
+        query_growth: How queries grow with the number of tokens read, so that attention stays sharp over more keys than
+            in training: beyond `query_growth_start` tokens they are multiplied by
+            1 + query_growth * ln(tokens / query_growth_start). Llama 4 has 0.1 and 8192, in steps. Layers with a
+            sliding window keep theirs. Default: 0, no growth.
+        query_growth_start: Tokens from which queries grow. Default: the context.
         attention_softcap: Bound of the scores, by tanh, as in Gemma 2; needs the attention implementation "eager".
         logit_softcap: Bound of the logits, by tanh.
         embedding_scale: Factor of the token embeddings.
@@ -105,6 +111,8 @@ class EquitapeConfig(PreTrainedConfig):
     norms: str = "before"
     norm_offset: float | int = 0.0
     query_scale: float | None = None
+    query_growth: float | int = 0.0
+    query_growth_start: int | None = None
     attention_softcap: float | None = None
     logit_softcap: float | None = None
     embedding_scale: float | None = None
@@ -177,6 +185,12 @@ class EquitapeConfig(PreTrainedConfig):
             raise ValueError(f"trained_length is {self.trained_length}; it must be 1 or more.")
         if not 0 <= self.attention_dropout <= 1:
             raise ValueError(f"attention_dropout is {self.attention_dropout}; it must be from 0 to 1.")
+        if self.query_growth < 0:
+            raise ValueError(f"query_growth is {self.query_growth}; it must be 0 or more.")
+        if self.query_growth and self.query_growth_start is None:
+            self.query_growth_start = self.context
+        if self.query_growth_start is not None and self.query_growth_start < 1:
+            raise ValueError(f"query_growth_start is {self.query_growth_start}; it must be 1 or more.")
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
                 f"num_attention_heads {self.num_attention_heads} is not a multiple of num_key_value_heads "
@@ -218,6 +232,13 @@ class EquitapeConfig(PreTrainedConfig):
         return [
             "sliding_attention" if index in sliding else "full_attention" for index in range(self.num_hidden_layers)
         ]
+
+    def grow_queries(self, positions: Positions) -> Positions:
+        """Positions with the factors of queries that `query_growth` asks for."""
+        if not self.query_growth:
+            return positions
+        assert self.query_growth_start is not None
+        return grown_queries(positions, self.query_growth, self.query_growth_start)
 
     @property
     def geometry(self) -> Geometry:

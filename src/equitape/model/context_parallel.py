@@ -91,9 +91,10 @@ def place(
     ids = shards.places(x.shape[1], x.device)[None] if position_ids is None else position_ids
     if position_ids is not None:
         shards.check_order(position_ids)
+    unjumped = None
     if jumps is not None:
-        ids = ids + shards.running_sum(jumps)
-    positions = Positions(ids=ids, shards=shards)
+        unjumped, ids = ids, ids + shards.running_sum(jumps)
+    positions = Positions(ids=ids, shards=shards, unjumped=unjumped)
     if encoding.needs_extent:
         origin, span = sequence_extent(ids, None, None)
         last = shards.extreme(origin + span, largest=True)

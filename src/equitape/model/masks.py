@@ -68,9 +68,10 @@ def build_positions(
     ids = position_ids
     if ids is None:
         ids = ids_within_runs(runs) if runs is not None else default_ids(num_tokens, past_length, padding, x.device)
+    unjumped = None
     if position_jumps is not None:
-        ids = add_jumps(ids, position_jumps, runs)
-    positions = Positions(ids=ids, segments=runs, valid=valid)
+        unjumped, ids = ids, add_jumps(ids, position_jumps, runs)
+    positions = Positions(ids=ids, segments=runs, valid=valid, unjumped=unjumped)
     if encoding.keeps_sums and past is not None:
         first_key = past.get_mask_sizes(num_tokens, 0)[1]
         seen = seen_tokens(encoding, x, attention_mask, first_key)

@@ -218,6 +218,7 @@ class EquitapeModel(EquitapePreTrainedModel):
             if use_cache and past_key_values is None and may_cache:
                 past_key_values = DynamicCache(config=self.config)
             past = past_key_values
+        positions = self.config.grow_queries(positions)
         last_key = last_cached_key(past, 0, positions)
         positions = self.encoding("map_ids", positions, x, last_key)
         x = self.encoding("embed", x, positions)
@@ -226,6 +227,8 @@ class EquitapeModel(EquitapePreTrainedModel):
         local = self.local_encoding
         local_state = None if local is None else local("initial_state", positions, x.dtype)
         layer_types = self.config.layer_types
+        # a window limits the keys, so its queries do not grow
+        positions_of = {"full_attention": positions, "sliding_attention": positions._replace(query_factor=None)}
         inputs, states = x, []
         for index in range(self.config.num_hidden_layers):
             loop, block = divmod(index, len(self.layers))
@@ -237,7 +240,7 @@ class EquitapeModel(EquitapePreTrainedModel):
             x, new_state = self.layers[block](
                 x,
                 local_state if encoding is local else state,
-                positions=positions,
+                positions=positions_of[layer_types[index]],
                 attention_mask=masks[layer_types[index]],
                 scaling=scaling * encoding.score_scale,
                 past_key_values=past,

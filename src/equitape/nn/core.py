@@ -194,6 +194,7 @@ class AttentionCore(nn.Module):
             key = self.k_norm(key.flatten(-2)).view_as(key)
         elif self.qk_norm:
             query, key = self.q_norm(query), self.k_norm(key)
+        query = grow(query, positions)
         key_state = state if context is None else context.state
         columns: Tensor | None = self.encoding("extra_values", key_state)
         value = widen(value, columns)
@@ -269,6 +270,13 @@ def bias_bytes(encoding: LayerEncoding, query: Tensor, key: Tensor) -> float:
     """Memory that it takes to make a bias on all scores."""
     scores = query.shape[0] * query.shape[1] * query.shape[2] * key.shape[2]
     return encoding.bias_copies * scores * query.element_size()
+
+
+def grow(query: Tensor, positions: Positions) -> Tensor:
+    """Queries [B, N, H, D] times the factor of their positions, if there is one."""
+    if positions.query_factor is None:
+        return query
+    return (query * positions.query_factor[..., None, None]).to(query.dtype)
 
 
 def attend_in_blocks(

@@ -69,8 +69,8 @@ def adapt(
     dtype: dtype of weights read from a path; "auto" keeps the file's (GGUF: float32).
     options: fields of `AdaptSettings`: context, scaling, theta, train_embeddings, lora_rank, ...
 
-    Outputs equal the original's until something is trained, unless scaling or theta change the positions. The model is
-    in evaluation mode, and only what the method trains requires gradients.
+    Outputs equal the original's until something is trained, unless scaling, theta or query_growth change them. The
+    model is in evaluation mode, and only what the method trains requires gradients.
     """
     return build(base, AdaptSettings.parse({"method": method, **options}, "adapt"), dtype)
 

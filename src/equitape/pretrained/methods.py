@@ -26,6 +26,9 @@ def change_config(source: EquitapeConfig, settings: AdaptSettings) -> EquitapeCo
         longer.extend(settings.context)
     given = longer.to_dict()
     given["encoding"] = change_encoding(source, settings)
+    if settings.query_growth is not None:
+        given["query_growth"] = settings.query_growth
+        given["query_growth_start"] = source.query_growth_start or source.context
     config = EquitapeConfig.from_dict(given)
     if settings.effects.shifted:
         shifted_attention(config, settings).check(config)

@@ -79,6 +79,9 @@ class AdaptSettings(Settings):
     """Factor of the interpolation. Default: the new context divided by the trained one."""
     theta: Annotated[float, Gt(1)] | None = None
     """Rotary base. Default: the base's; a hundred times that for the methods theta and theta+lora."""
+    query_growth: Annotated[float, Ge(0)] | None = None
+    """Growth of queries with the tokens read, which keeps attention sharp over more keys than in training: beyond the
+    base's context they are multiplied by 1 + this * ln(tokens / context). Default: the base's, mostly none."""
     train_embeddings: bool | None = None
     """Also train token embeddings. Default: only for longlora."""
     train_norms: bool | None = None

@@ -31,7 +31,7 @@ from ..encodings import LayerEncoding, Positions
 from ..encodings.heads import Columns
 from ..model import EquitapeConfig
 from ..nn.backends import equal_parts
-from ..nn.core import rotate
+from ..nn.core import grow, rotate
 from .sums import STEEPNESS, Sums
 
 WIDEST = 512
@@ -142,6 +142,7 @@ class EquitapeAttention(nn.Module):
             key = self._norm_heads(self.k_norm, key, self.all_groups, self.own)
         elif hasattr(self, "q_norm"):
             query, key = self.q_norm(query.contiguous()), self.k_norm(key.contiguous())
+        query = grow(query[None], positions)[0]
         if state is not None and state.shape[1] > self.groups:
             state = state[:, self.own]
         carried = self.encoding("extra_values", state)

@@ -39,6 +39,7 @@ class EquitapeModel(nn.Module):
         super().__init__()
         config = self.config = vllm_config.model_config.hf_config
         geometry, group = config.geometry, get_pp_group()
+        self.blocks, self.layer_types = geometry.num_layers, config.layer_types
         self.encoding = build_encoding(config.encoding, geometry).eval()
         self.local_encoding, self.local_layers = self.encoding, frozenset(config.local_layers)
         if config.local_encoding is not None:
@@ -91,7 +92,8 @@ class EquitapeModel(nn.Module):
         """Every request starts at 0."""
         counts = self.encoding.needs_extent or self.local_encoding.needs_extent
         origin = torch.zeros_like(ids[None, :1]) if counts else None
-        return Positions(ids=ids[None], origin=origin)
+        grown: Positions = self.config.grow_queries(Positions(ids=ids[None], origin=origin))
+        return grown
 
     def _state(self, ids: Tensor, drift: Tensor | None, dtype: torch.dtype) -> Tensor | None:
         positions = self._positions(ids)
@@ -119,15 +121,18 @@ class EquitapeModel(nn.Module):
             assert intermediate_tensors is not None
             x, state = intermediate_tensors["hidden_states"], self._received(intermediate_tensors)
         local_state = self.local_encoding("initial_state", places, x.dtype) if self.local_layers else None
+        # a window limits the keys, so its queries do not grow
+        places_of = {"full_attention": places, "sliding_attention": places._replace(query_factor=None)}
         inputs = x
         for loop in range(self.config.num_loops):
             if loop:
                 x = x + inputs
             for index in range(self.start_layer, self.end_layer):
+                own = places_of[self.layer_types[loop * self.blocks + index]]
                 if index in self.local_layers:
-                    x, _ = self.layers[index](x, local_state, places, loop)
+                    x, _ = self.layers[index](x, local_state, own, loop)
                 else:
-                    x, state = self.layers[index](x, state, places, loop)
+                    x, state = self.layers[index](x, state, own, loop)
         if get_pp_group().is_last_rank:
             return self.norm(x)
         tensors = {"hidden_states": x}
