@@ -97,19 +97,13 @@ def _slopes(parameter: Tensor, speed: float) -> Tensor:
     return nn.functional.softplus(speed * parameter)
 
 
-@torch.library.custom_op("equitape::slopes", mutates_args=())
-def _opaque_slopes(parameter: Tensor, speed: float) -> Tensor:
-    """`_slopes` as an opaque operator for the compiler, without gradients.
-
-    Otherwise the compiler fuses it into the rotation and evaluates it for every number of queries and keys. A rotation
-    with such columns took 2.6 times as long on an H200 as one without.
-    """
-    return _slopes(parameter, speed)
-
-
-@_opaque_slopes.register_fake
-def _(parameter: Tensor, speed: float) -> Tensor:
-    return torch.empty_like(parameter)
+# `_slopes` as an opaque operator for the compiler, without gradients. Otherwise the compiler fuses it into the rotation
+# and evaluates it for every number of queries and keys. A rotation with such columns took 2.6 times as long on an H200 as
+# one without. Every block calls it, and a call of an operator defined by a schema takes the host least.
+torch.library.define("equitape::slopes", "(Tensor parameter, float speed) -> Tensor")
+torch.library.impl("equitape::slopes", "default", _slopes)
+torch.library.register_fake("equitape::slopes", lambda parameter, speed: torch.empty_like(parameter))
+_opaque_slopes = torch.ops.equitape.slopes.default
 
 
 def distance_columns(positions: Positions, dtype: torch.dtype, count: int, inside: bool) -> Tensor:

@@ -19,6 +19,8 @@ MOST_TICKS = 10
 """Maximum number of distinct x values that each get a tick."""
 WHOLE_TICKS = {"integer": True, "min_n_ticks": 1}
 """Ticks of layers; more would give a single layer fractional ticks."""
+TICK = "{x:,.10g}"
+"""Format of tick labels: 0.5, 512, 1,048,576."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,14 +111,14 @@ def draw_panel(axes: Any, panel: LinePanel) -> list[EndLabel]:
     ]
     if panel.x_log if panel.x_log is not None else spans(xs, 8):
         axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_major_formatter(TICK)
     if panel.y_log if panel.y_log is not None else spans(ys, panel.y_log_span):
         make_logarithmic(axes, ys)
     if panel.whole_x:
         axes.set_xlim(min(xs) - 0.5, max(xs) + 0.5)
         axes.xaxis.get_major_locator().set_params(**WHOLE_TICKS)
     elif 0 < len(xs) <= MOST_TICKS:
-        axes.set_xticks(xs, [f"{x:g}" for x in xs])
+        axes.set_xticks(xs, [TICK.format(x=x) for x in xs])
         axes.xaxis.minorticks_off()
         if len(xs) == 1 and axes.get_xscale() == "log":
             axes.set_xlim(xs[0] / 2, xs[0] * 2)
@@ -188,7 +190,7 @@ def make_logarithmic(axes: Any, values: Sequence[float]) -> None:
         axes.set_ylim(low, high)
     low, high = axes.get_ylim()
     axes.yaxis.set_major_locator(LogLocator(subs=ROUND_STEPS if high / low < MANY_DECADES else (1.0,)))
-    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_major_formatter(TICK)
     axes.yaxis.set_minor_formatter(NullFormatter())
 
 
