@@ -38,17 +38,9 @@ torch.library.define(
     "(Tensor grad_query, Tensor grad_key, Tensor query, Tensor key, Tensor field, int replaced=0, "
     "Tensor? changed=None) -> (Tensor, Tensor, Tensor)",
 )
-torch.library.define("equitape::move_field", "(Tensor field, Tensor attended, Tensor source, Tensor target) -> Tensor")
-torch.library.define(
-    "equitape::move_field_backward",
-    "(Tensor gradient, Tensor field, Tensor attended, Tensor source, Tensor target) -> "
-    "(Tensor, Tensor, Tensor, Tensor)",
-)
 fused_update = torch.ops.equitape.update_field.default
 fused_mix = torch.ops.equitape.mix_field.default
 fused_mix_backward = torch.ops.equitape.mix_field_backward.default
-fused_move = torch.ops.equitape.move_field.default
-fused_move_backward = torch.ops.equitape.move_field_backward.default
 fused_token_update = torch.ops.equitape.update_token.default
 fused_gradients = torch.ops.equitape.update_field_backward.default
 fused_rotary_backward = torch.ops.equitape.apply_rotary_backward.default
@@ -171,30 +163,7 @@ def _rotary_backward(
     return gradients
 
 
-@torch.library.impl("equitape::move_field", DEVICES)
-def _move(field: Tensor, attended: Tensor, source: Tensor, target: Tensor) -> Tensor:
-    """reference.move_field in Triton, for a field with its full batch."""
-    from .triton_move import forward
-
-    moved = _empty_result(field, attended)
-    with _on_device(field):
-        forward(moved, field, attended, source, target)
-    return moved
-
-
-@torch.library.impl("equitape::move_field_backward", DEVICES)
-def _move_gradients(
-    gradient: Tensor, field: Tensor, attended: Tensor, source: Tensor, target: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    from .triton_move import backward
-
-    gradients = _empty_move_gradients(gradient, field, attended, source, target)
-    with _on_device(field):
-        backward(gradients, gradient, field, attended, source, target)
-    return gradients
-
-
-def _empty_result(field: Tensor, attended: Tensor | None, gate: Tensor | None = None, *others: Any) -> Tensor:
+def _empty_result(field: Tensor, attended: Tensor | None, gate: Tensor | None, *others: Any) -> Tensor:
     source = attended if attended is not None else gate
     assert source is not None
     dtype = field.dtype if field.dtype == source.dtype else torch.promote_types(field.dtype, source.dtype)
@@ -261,28 +230,16 @@ def _mix_gradient_shapes(
     return found[:4]
 
 
-def _empty_move_gradients(
-    gradient: Tensor, field: Tensor, attended: Tensor, source: Tensor, target: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    def contiguous(tensor: Tensor) -> Tensor:
-        return torch.empty_like(tensor, memory_format=torch.contiguous_format)
-
-    # the layout of the gradient that the update gives the attended field, to which this one is added
-    return contiguous(field), _heads_together(attended), contiguous(source), contiguous(target)
-
-
 # what the compiler calls instead of the kernels
 _SHAPES: dict[str, Callable[..., Any]] = {
     "update_field": _empty_result,
     "update_token": _empty_result,
     "mix_field": _empty_result,
     "mix_field_backward": _mix_gradient_shapes,
-    "move_field": _empty_result,
     "update_field_backward": _gradient_shapes,
     "apply_rotary_backward": lambda grad_query, grad_key, query, key, field, replaced=0, changed=None: (
         _empty_rotary_gradients(query, key, field if changed is None else changed)
     ),
-    "move_field_backward": _empty_move_gradients,
 }
 for _name, _shapes in _SHAPES.items():
     torch.library.register_fake(f"equitape::{_name}", _shapes)
@@ -304,15 +261,3 @@ def _backward_by(operator: Callable[..., tuple[Tensor, ...]]) -> Callable[..., t
 
 for _name, _gradients in (("update_field", fused_gradients), ("mix_field", fused_mix_backward)):
     torch.library.register_autograd(f"equitape::{_name}", _backward_by(_gradients), setup_context=_save_inputs)
-
-
-def _save_move(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
-
-
-def _move_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-    gradients = fused_move_backward(gradient, *ctx.saved_tensors)
-    return tuple(each if wanted else None for each, wanted in zip(gradients, ctx.needs_input_grad, strict=True))
-
-
-torch.library.register_autograd("equitape::move_field", _move_backward, setup_context=_save_move)
