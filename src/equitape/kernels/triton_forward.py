@@ -6,6 +6,8 @@ as the rest. Shapes and the algorithm: triton_field.py.
 
 # mypy: allow-untyped-defs, no-check-untyped-defs
 
+from typing import Any
+
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -202,3 +204,10 @@ def forward(
         launch(in_turn.in_turn_kernel, tensors[:-1], normalize, describe)
     else:
         launch(update_kernel, tensors, normalize, describe)
+
+
+def forward_token(
+    updated: Tensor, field: Tensor, attended: Tensor | None, features: Tensor, gate_weight: Tensor, *others: Any
+) -> None:
+    """`forward` for single-token sequences, with gates from their features."""
+    forward(updated, field, attended, features, *others, gate_weight)
