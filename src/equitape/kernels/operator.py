@@ -112,7 +112,7 @@ fused_gradients = _operator(
     _empty_gradients,
     "triton_backward.backward",
 )
-# as update_field, with the mixing matrix of every token, [B, N, 1 or 2, G, G], instead of gates and mixing weights
+# as update_field, with the mixing matrix of every token, [B, N, 2, G, G], instead of gates and mixing weights
 fused_mix = _operator(
     "mix_field",
     f"({_MIXED}) -> Tensor",
