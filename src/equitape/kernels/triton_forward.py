@@ -6,8 +6,6 @@ as the rest. Shapes and the algorithm: triton_field.py.
 
 # mypy: allow-untyped-defs, no-check-untyped-defs
 
-from typing import Any
-
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -207,7 +205,15 @@ def forward(
 
 
 def forward_token(
-    updated: Tensor, field: Tensor, attended: Tensor | None, features: Tensor, gate_weight: Tensor, *others: Any
+    updated: Tensor,
+    field: Tensor,
+    attended: Tensor | None,
+    features: Tensor,
+    gate_weight: Tensor,
+    carry: Tensor | None,
+    mix_in: Tensor,
+    mix_out: Tensor,
+    normalize: bool,
 ) -> None:
     """`forward` for single-token sequences, with gates from their features."""
-    forward(updated, field, attended, features, *others, gate_weight)
+    forward(updated, field, attended, features, carry, mix_in, mix_out, normalize, gate_weight)
