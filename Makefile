@@ -72,7 +72,7 @@ install: .venv/.installed
 .venv-oldest/.installed: pyproject.toml constraints-oldest.txt
 	$(PYTHON) -m venv .venv-oldest
 	$(OLDEST)/python -m pip install --quiet --constraint constraints-oldest.txt $(TORCH)
-	$(OLDEST)/python -m pip install --quiet --constraint constraints-oldest.txt --editable '.[dev]'
+	$(OLDEST)/python -m pip install --quiet --constraint constraints-oldest.txt --editable '.[dev,docs]'
 	touch $@
 
 # every package by its exact version and without its requirements: vLLM names builds that no index has

@@ -7,13 +7,36 @@ is inside a fused kernel.
 """
 
 import argparse
+from typing import Any
 
 import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from equitape import EquitapeConfig, EquitapeForCausalLM
-from equitape.bench.counts import PeakMemory
 
 HEADS, WIDTH = 12, 16
+
+
+class PeakMemory(TorchDispatchMode):
+    """Records the largest number of bytes that results of operators held at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+        self._held: dict[int, tuple[StorageWeakRef, int]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self._held = {key: held for key, held in self._held.items() if not held[0].expired()}
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor):
+                storage = leaf.untyped_storage()
+                self._held[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
+        self.bytes = max(self.bytes, sum(size for _, size in self._held.values()))
+        return result
 
 
 def peaks(encoding, length):

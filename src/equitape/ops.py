@@ -1,4 +1,5 @@
-"""The fused operators of TAPE as functions: Triton on CUDA, plain PyTorch elsewhere (EQUITAPE_KERNELS chooses).
+"""The operators of TAPE as functions: fused in Triton on CUDA (but `move_field`), plain PyTorch elsewhere
+(EQUITAPE_KERNELS chooses).
 
 All of them support autograd (but `update_token`), torch.compile and CUDA graphs. Fields are complex numbers stored
 half-split in real tensors: real parts in the first half of the last axis, imaginary parts in the second.

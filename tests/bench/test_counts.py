@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from layer_counts import COUNTED, CountingMode, count_layer, minor_version
 
-from equitape.bench.counts import COUNTED, CountingMode, count_layer, minor_version
 from equitape.bench.workloads import MEASURES
 
 TABLE = json.loads((Path(__file__).parents[2] / "benchmarks" / "layer_counts.json").read_text())

@@ -6,12 +6,11 @@ import sys
 
 import pytest
 import torch
+from long_reading import read_text, write_reading_plot
 from torch.nn.functional import cross_entropy
 
 from cases import build, draw_tokens
-from equitape.bench.reading import read_text
 from equitape.data.tokenizers import byte_tokenizer
-from equitape.report.benchmark import write_reading_plot
 from families import make_source
 from words import write_text
 
@@ -42,7 +41,7 @@ def test_reading_ends_where_the_time_does():
     """Each chunk takes a second by a clock that counts its readings."""
     ticks = iter(range(1000))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("equitape.bench.reading.now", lambda device: float(next(ticks)))
+        patch.setattr("long_reading.now", lambda device: float(next(ticks)))
         reading = read_text(build("rope"), draw_tokens(1, 200)[0], "any", chunk=20, last=5, seconds=4.5)
     assert reading.tokens == 80
     assert reading.lengths == [20, 40, 60, 80]

@@ -4,12 +4,12 @@ import math
 
 import pytest
 import torch
+from bias_memory import PeakMemory
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from cases import build, draw_tokens, gap, tiny_config
 from equitape import EquitapeForCausalLM
-from equitape.bench.counts import PeakMemory
 from equitape.encodings import Geometry, Positions
 from equitape.encodings.base import ENCODINGS, LayerEncoding
 from equitape.encodings.t5 import bucket

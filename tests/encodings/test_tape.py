@@ -367,7 +367,7 @@ def test_a_field_with_some_changed_frequencies_rotates_like_the_whole(options, g
     [
         ({"init": "ropy"}, "Did you mean 'rope'"),
         ({"source": "atention"}, "Did you mean 'attention'"),
-        ({"mixer_size": 0}, "mixer_size 0; it must be 1 or more"),
+        ({"mixer_size": 0}, "mixer_size is 0; it must be a whole number of 1 or more"),
         ({"carried_frequencies": 3}, "carried_frequencies 3; for heads of 8 it must be one of 1, 2"),
         ({"carried_frequencies": 4}, "must be one of 1, 2"),
         ({"carried_frequencies": 2, "attention_update": False}, "attention carries nothing"),

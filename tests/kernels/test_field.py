@@ -2,21 +2,13 @@
 
 import pytest
 import torch
-from devices import DEVICES, HAS_TRITON, needs_triton, on_cuda, on_interpreter
+from devices import DEVICES, needs_triton, on_cuda, on_interpreter
 from fields import NAMES, cast, check, make_inputs, run
 
 from equitape.kernels import reference, update_field
-from equitape.kernels.operator import fused_update
+from equitape.kernels.operator import fused_gradients, fused_update
 
 pytestmark = needs_triton
-both_backwards = pytest.mark.parametrize("few_heads", [False, True], ids=["matrix units", "few heads"], indirect=True)
-
-
-@pytest.fixture(autouse=True)
-def few_heads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small as the sizes here are, the kernel on the matrix units is tested; the other one, too, where a test asks."""
-    if HAS_TRITON and not getattr(request, "param", False):
-        monkeypatch.setattr("equitape.kernels.triton_few_heads.MAX_GROUPS", 0)
 
 
 @pytest.fixture(params=["real", "complex, by matrices", "complex, in turn"])
@@ -80,7 +72,6 @@ def test_one_of_the_two_steps(device, parts, only):
     check(inputs, device, torch.bfloat16, normalize=True)
 
 
-@both_backwards
 @pytest.mark.parametrize("device", DEVICES)
 def test_field_shared_by_the_batch(device):
     inputs = make_inputs(batch=3)
@@ -88,7 +79,6 @@ def test_field_shared_by_the_batch(device):
     check(inputs, device, torch.float32)
 
 
-@both_backwards
 @pytest.mark.parametrize("device", DEVICES)
 def test_expanded_and_strided(device):
     """Fields of stride zero over batch or heads, and fields, gates and grad_outputs whose axes lie in any order."""
@@ -113,7 +103,6 @@ def test_expanded_and_strided(device):
             torch.testing.assert_close(fused, plain)
 
 
-@both_backwards
 @pytest.mark.parametrize("device", DEVICES)
 def test_no_tokens(device):
     inputs = {name: cast(x, device, torch.float32) for name, x in make_inputs(tokens=1).items()}
@@ -131,7 +120,6 @@ def test_only_wanted_gradients(device):
     check(make_inputs(), device, torch.float32, frozen=("field", "mix_in"))
 
 
-@both_backwards
 @pytest.mark.gpu
 @on_cuda
 def test_runs_are_equal():
@@ -154,7 +142,28 @@ def test_a_broken_token_stays_alone(device):
     assert torch.equal(broken[:, :, kept], whole[:, :, kept])
 
 
-@both_backwards
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_broken_token_stays_alone_in_gradients(device):
+    """What is not a number, or infinite, in one token does not reach the gradients of another."""
+    inputs = {name: cast(x, device, torch.bfloat16).detach() for name, x in make_inputs(tokens=17, dim=64).items()}
+    inputs = {"grad_output": torch.randn(inputs["field"].shape).to(device, torch.bfloat16), **inputs}
+    whole = fused_gradients(*inputs.values(), False, True)
+    kept = [token for token in range(17) if token not in (3, 10)]
+    for poisoned in ("grad_output", *NAMES[:3]):
+        tensor = inputs[poisoned].clone()
+        axis = 1 if poisoned == "gate" else 2
+        tensor.select(axis, 3)[0] = torch.nan
+        tensor.select(axis, 10)[0] = torch.inf
+        broken = fused_gradients(*{**inputs, poisoned: tensor}.values(), False, True)
+        seen = False
+        for name, before, after in zip(NAMES[:3], whole, broken, strict=False):
+            before, after = (x if name == "gate" else x.transpose(1, 2) for x in (before, after))
+            assert torch.equal(before[:, kept], after[:, kept]), (poisoned, name)
+            assert torch.equal(before[1], after[1]), (poisoned, name)
+            seen |= bool(after[0, 3].isnan().any())
+        assert seen, poisoned
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_autocast(device):
     """As the plain version under autocast: products in bfloat16, the float32 field and weights keep their dtype."""
@@ -188,7 +197,6 @@ def test_opcheck_without_gates(device):
     torch.library.opcheck(fused_update, (*leaves, False))
 
 
-@both_backwards
 @pytest.mark.parametrize("device", DEVICES)
 def test_compiled(device):
     inputs = make_inputs()
@@ -210,7 +218,6 @@ def test_compiled_for_any_length(device):
         assert all(torch.equal(eager[name], traced[name]) for name in eager)
 
 
-@both_backwards
 @pytest.mark.parametrize("use_reentrant", [False, True])
 @pytest.mark.parametrize("device", DEVICES)
 def test_checkpointed(device, use_reentrant):

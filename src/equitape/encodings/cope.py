@@ -1,10 +1,12 @@
 """CoPE: content-based positions; each query decides which keys to count (docs/reference/encodings/cope.md)."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
+from ..settings import Ge
 from .base import LayerEncoding, PositionalEncoding, register_encoding
 from .options import Options
 from .positions import Positions
@@ -14,12 +16,8 @@ from .positions import Positions
 class CoPEOptions(Options):
     """Options of CoPE."""
 
-    num_positions: int = 64
+    num_positions: Annotated[int, Ge(2)] = 64
     """Positions 0 .. num_positions - 1 have embeddings; larger counts share the last one."""
-
-    def __post_init__(self) -> None:
-        if self.num_positions < 2:
-            raise ValueError(f"Encoding 'cope' has num_positions {self.num_positions}; it must be 2 or more.")
 
 
 class CoPELayer(LayerEncoding):

@@ -1,10 +1,12 @@
 """FIRE: a small network of the distance, normalised by the query's position (docs/reference/encodings/fire.md)."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
+from ..settings import Gt, Positive
 from .base import LayerEncoding, PositionalEncoding, SmallLinear, register_encoding
 from .frequencies import position_dtype
 from .options import Options
@@ -15,15 +17,11 @@ from .positions import Positions
 class FIREOptions(Options):
     """Options of FIRE."""
 
-    width: int = 32
+    width: Positive = 32
     """Hidden width of the network."""
-    initial_c: float = 0.1
-    initial_threshold: float = 512.0
+    initial_c: Annotated[float, Gt(0)] = 0.1
+    initial_threshold: Annotated[float, Gt(0)] = 512.0
     """Initial L, the position below which distances are normalised by L instead of the query's position."""
-
-    def __post_init__(self) -> None:
-        if self.width < 1 or self.initial_c <= 0 or self.initial_threshold <= 0:
-            raise ValueError("Encoding 'fire' needs width, initial_c and initial_threshold above 0.")
 
 
 class FIRELayer(LayerEncoding):

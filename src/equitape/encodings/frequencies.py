@@ -13,8 +13,11 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor, nn
 
-from ..settings import Ge
+from ..settings import Ge, Gt
 from .options import Geometry, Options
+
+Base = Annotated[float, Gt(1)]
+"""theta: frequency m is theta^(-m / M)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +30,7 @@ class Scaling(Options):
     """Ratio of the new context to the trained one."""
     original_max_positions: int | None = None
     """Trained context; required by dynamic, yarn and llama3."""
-    theta: float | None = None
+    theta: Base | None = None
     """The new base, for kind "theta"."""
     beta_fast: float = 32.0
     beta_slow: float = 1.0
@@ -42,8 +45,8 @@ class Scaling(Options):
     def __post_init__(self) -> None:
         if self.kind in ("dynamic", "yarn", "llama3") and self.original_max_positions is None:
             raise ValueError(f"Rotary scaling {self.kind!r} needs original_max_positions, the trained context length.")
-        if self.kind == "theta" and (self.theta is None or self.theta <= 1.0):
-            raise ValueError(f"Rotary scaling 'theta' has theta {self.theta}; set the new base, above 1.")
+        if self.kind == "theta" and self.theta is None:
+            raise ValueError("Rotary scaling 'theta' has no theta; set the new base, above 1.")
         if self.kind == "llama3" and self.high_freq_factor <= self.low_freq_factor:
             raise ValueError("Rotary scaling 'llama3' needs high_freq_factor above low_freq_factor.")
 
@@ -52,8 +55,8 @@ UNSCALED = Scaling()
 """Built once, outside the forward pass: torch.compile cannot trace the checks of settings."""
 
 
-def check_rotary(owner: str, theta: float, scaling: Scaling, geometry: Geometry) -> None:
-    """Raise ValueError for a base or head size without frequencies."""
+def check_rotary(owner: str, scaling: Scaling, geometry: Geometry) -> None:
+    """Raise ValueError for a head size that lacks frequencies."""
     head_dim, axes = geometry.head_dim, geometry.num_axes
     if axes > 1 and head_dim // 2 < axes:
         raise ValueError(
@@ -68,8 +71,6 @@ def check_rotary(owner: str, theta: float, scaling: Scaling, geometry: Geometry)
     if not geometry.mixed_axes:
         # of the axis with the fewest frequencies
         head_dim = 2 * (head_dim // 2 // axes)
-    if theta <= 1.0:
-        raise ValueError(f"Encoding {owner!r} has theta {theta}; it must be above 1.")
     if scaling.kind in ("ntk", "dynamic") and head_dim <= 2:
         raise ValueError(f"Rotary scaling {scaling.kind!r} needs head_dim above 2, not {head_dim}.")
 

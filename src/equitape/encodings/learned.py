@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from ..settings import Positive
 from .base import PositionalEncoding, register_encoding
 from .options import Geometry, Options
 from .positions import Positions, may_read
@@ -13,12 +14,8 @@ from .positions import Positions, may_read
 class LearnedOptions(Options):
     """Options of the learned table."""
 
-    num_positions: int | None = None
+    num_positions: Positive | None = None
     """Rows of the table. Default: the model's max_position_embeddings."""
-
-    def check(self, geometry: Geometry) -> None:
-        if self.num_positions is not None and self.num_positions < 1:
-            raise ValueError(f"Encoding 'learned' has num_positions {self.num_positions}; it must be 1 or more.")
 
 
 @register_encoding("learned")

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..settings import Positive
 from .base import LayerEncoding, PositionalEncoding, register_encoding
 from .columns import RotaryLayer
 from .decay import DecayOptions
-from .frequencies import UNSCALED, check_rotary, inverse_frequencies
+from .frequencies import UNSCALED, Base, check_rotary, inverse_frequencies
 from .options import Geometry, Options
 from .phasors import phasors
 from .positions import Positions
@@ -18,16 +19,14 @@ from .positions import Positions
 class RandPEOptions(Options):
     """Options of RandPE."""
 
-    theta: float = 10000.0
-    range: int | None = None
+    theta: Base = 10000.0
+    range: Positive | None = None
     """Ids are drawn from 0 .. range - 1. Default: the model's max_position_embeddings."""
     sample_in_eval: bool = False
     """Also draw ids in evaluation; outputs are then random and a cache is not supported."""
 
     def check(self, geometry: Geometry) -> None:
-        check_rotary("randpe", self.theta, UNSCALED, geometry)
-        if self.range is not None and self.range < 1:
-            raise ValueError(f"Encoding 'randpe' has range {self.range}; it must be 1 or more.")
+        check_rotary("randpe", UNSCALED, geometry)
 
 
 @register_encoding("randpe")

@@ -8,7 +8,7 @@ from torch import Tensor
 from .base import LayerEncoding, register_encoding
 from .clock import ClockOptions, clock_positions
 from .columns import ColumnsEncoding, RotaryLayer
-from .frequencies import Scaling, axis_frequencies, check_rotary, softmax_scale
+from .frequencies import Base, Scaling, axis_frequencies, check_rotary, softmax_scale
 from .options import Geometry
 from .phasors import phasors
 from .positions import Positions
@@ -18,11 +18,11 @@ from .positions import Positions
 class RoPEOptions(ClockOptions):
     """Options of RoPE."""
 
-    theta: float = 10000.0
+    theta: Base = 10000.0
     scaling: Scaling = field(default_factory=Scaling)
 
     def check(self, geometry: Geometry) -> None:
-        check_rotary("rope", self.theta, self.scaling, geometry)
+        check_rotary("rope", self.scaling, geometry)
         self.check_decay("rope", geometry)
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .base import PositionalEncoding, register_encoding
-from .frequencies import position_dtype
+from .frequencies import Base, position_dtype
 from .options import Geometry, Options
 from .positions import Positions
 
@@ -15,13 +15,11 @@ from .positions import Positions
 class SinusoidalOptions(Options):
     """Options of sinusoidal positions."""
 
-    theta: float = 10000.0
+    theta: Base = 10000.0
     amplitude: float = 0.02
     """Amplitude of the waves: that of initial embeddings. The original scales embeddings up to the waves instead."""
 
     def check(self, geometry: Geometry) -> None:
-        if self.theta <= 1.0:
-            raise ValueError(f"Encoding 'sinusoidal' has theta {self.theta}; it must be above 1.")
         if geometry.hidden_size % 2:
             raise ValueError(f"Encoding 'sinusoidal' needs an even hidden_size, not {geometry.hidden_size}.")
 

@@ -17,35 +17,31 @@ Shapes: B batch, N tokens, H query heads, G key-value heads, D head dimension, C
 import math
 import random
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from ..kernels import fuses_token, move_field, put_frequencies, take_frequencies, update_field, update_token
-from ..registry import describe_choices
-from ..settings import Gt
+from ..settings import Positive
 from .base import LayerEncoding, register_encoding
 from .clock import ClockOptions, clock_positions
 from .columns import ColumnsEncoding, RotaryLayer
-from .frequencies import Scaling, axis_frequencies, check_rotary, position_dtype, softmax_scale, spread_over_axes
+from .frequencies import Base, Scaling, axis_frequencies, check_rotary, position_dtype, softmax_scale, spread_over_axes
 from .options import Geometry
 from .packed import pack, unpack
 from .phasors import multiply, phasors
 from .positions import Positions
-
-INITS = ("rope", "fourier")
-SOURCES = ("attention", "mlp")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TapeOptions(ClockOptions):
     """Options of TAPE. The defaults are the paper's model at L = R = 2."""
 
-    theta: float = 10000.0
+    theta: Base = 10000.0
     scaling: Scaling = field(default_factory=Scaling)
     """Scaling of the initial phasors."""
-    init: str = "rope"
+    init: Literal["rope", "fourier"] = "rope"
     """Initial field: "rope", or "fourier" (random frequencies and amplitudes)."""
     seed: int = 0
     """Seed of the random Fourier features."""
@@ -57,15 +53,15 @@ class TapeOptions(ClockOptions):
     """Step 6."""
     move: bool = False
     """Step 4."""
-    mixer_size: int | None = None
+    mixer_size: Positive | None = None
     """I. Default: four times the number of key-value heads."""
-    source: str = "attention"
+    source: Literal["attention", "mlp"] = "attention"
     """Input of psi: normalised features after "attention", as in the paper, or the "mlp" output, as in its code."""
     normalize: bool = False
     """Divide the field of every token and head by its root mean square over frequencies after each update."""
     complex_mixing: bool = False
     """Complex W_a, W_1, W_2: a token may shift its own phase. Still equivariant."""
-    carried_frequencies: Annotated[int, Gt(0)] | None = None
+    carried_frequencies: Positive | None = None
     """Number of frequencies that updates act on, spread evenly over all. Attention carries them inside the value's own
     width, so it costs what RoPE's does, and values have twice as many fewer channels for content. The other frequencies
     stay as they start. Default: all frequencies, appended to the value."""
@@ -73,14 +69,8 @@ class TapeOptions(ClockOptions):
     """Initial standard deviation of W_a, W_2 and gamma, in units of 1 / sqrt(fan-in). Zero starts as RoPE."""
 
     def check(self, geometry: Geometry) -> None:
-        check_rotary("tape", self.theta, self.scaling, geometry)
+        check_rotary("tape", self.scaling, geometry)
         self.check_decay("tape", geometry)
-        if self.init not in INITS:
-            raise ValueError(f"Encoding 'tape' does not have init {self.init!r}.{describe_choices(self.init, INITS)}")
-        if self.source not in SOURCES:
-            raise ValueError(
-                f"Encoding 'tape' does not have source {self.source!r}.{describe_choices(self.source, SOURCES)}"
-            )
         if self.scaling.kind == "dynamic":
             raise ValueError(
                 "Encoding 'tape' carries its field in the cache, so the scaling cannot be 'dynamic'; use 'ntk'."
@@ -102,8 +92,6 @@ class TapeOptions(ClockOptions):
                 f"Encoding 'tape' has carried_frequencies {count}; for heads of {geometry.head_dim} it must be one of "
                 f"{able}."
             )
-        if self.mixer_size is not None and self.mixer_size < 1:
-            raise ValueError(f"Encoding 'tape' has mixer_size {self.mixer_size}; it must be 1 or more.")
         updating_blocks(self.layers, geometry)
 
 

@@ -10,18 +10,18 @@ The state is [B, G, N, M * L * R]. Channel l of block m is number l * M + m of t
 import math
 import random
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from ..registry import describe_choices
+from ..settings import Positive
 from .base import LayerEncoding, PositionalEncoding, register_encoding
-from .frequencies import UNSCALED, axis_frequencies, check_rotary, position_dtype
+from .frequencies import UNSCALED, Base, axis_frequencies, check_rotary, position_dtype
 from .options import Geometry, Options
 from .phasors import angles_on_axes
 from .positions import Positions
 
-INITS = ("rope", "fourier")
 MIXINGS = {
     "heads": "g",
     "heads+channels": "gl",
@@ -35,33 +35,21 @@ MIXINGS = {
 class TensorTapeOptions(Options):
     """Options of the tensor form."""
 
-    channels: int = 2
+    channels: Positive = 2
     """L."""
-    components: int = 2
+    components: Positive = 2
     """R."""
-    theta: float = 10000.0
-    init: str = "rope"
+    theta: Base = 10000.0
+    init: Literal["rope", "fourier"] = "rope"
     seed: int = 0
-    mix_over: str = "heads"
+    mix_over: Literal["heads", "heads+channels", "heads+components", "maximal"] = "heads"
     attention_update: bool = True
     mlp_update: bool = True
-    mixer_size: int | None = None
+    mixer_size: Positive | None = None
     init_scale: float = 0.0
 
     def check(self, geometry: Geometry) -> None:
-        check_rotary("tensor_tape", self.theta, UNSCALED, geometry)
-        if self.mixer_size is not None and self.mixer_size < 1:
-            raise ValueError(f"Encoding 'tensor_tape' has mixer_size {self.mixer_size}; it must be 1 or more.")
-        if self.init not in INITS:
-            raise ValueError(
-                f"Encoding 'tensor_tape' does not have init {self.init!r}.{describe_choices(self.init, INITS)}"
-            )
-        if self.mix_over not in MIXINGS:
-            raise ValueError(
-                f"Encoding 'tensor_tape' cannot mix over {self.mix_over!r}.{describe_choices(self.mix_over, MIXINGS)}"
-            )
-        if self.channels < 1 or self.components < 1:
-            raise ValueError("Encoding 'tensor_tape' needs channels and components of 1 or more.")
+        check_rotary("tensor_tape", UNSCALED, geometry)
         if geometry.num_axes > 1 and self.init != "rope":
             raise ValueError("Encoding 'tensor_tape' with several axes starts only as RoPE; use init='rope'.")
         if geometry.head_dim % self.channels:

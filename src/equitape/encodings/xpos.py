@@ -2,12 +2,14 @@
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
+from ..settings import Gt
 from .base import LayerEncoding, PositionalEncoding, register_encoding
-from .frequencies import UNSCALED, check_rotary, inverse_frequencies, position_dtype
+from .frequencies import UNSCALED, Base, check_rotary, inverse_frequencies, position_dtype
 from .options import Geometry, Options
 from .phasors import multiply, phasors
 from .positions import Positions
@@ -20,15 +22,13 @@ EXPONENT_RANGE = 100.0
 class XPosOptions(Options):
     """Options of xPos."""
 
-    theta: float = 10000.0
-    scale_base: float = 512.0
+    theta: Base = 10000.0
+    scale_base: Annotated[float, Gt(0)] = 512.0
     """Distance over which frequency m decays by its factor zeta_m."""
-    gamma: float = 0.4
+    gamma: Annotated[float, Gt(0)] = 0.4
 
     def check(self, geometry: Geometry) -> None:
-        check_rotary("xpos", self.theta, UNSCALED, geometry)
-        if self.scale_base <= 0 or self.gamma <= 0:
-            raise ValueError("Encoding 'xpos' needs scale_base and gamma above 0.")
+        check_rotary("xpos", UNSCALED, geometry)
         steepest = -math.log2(self.gamma / (1 + self.gamma))
         reach = geometry.max_positions / 2 * steepest / self.scale_base
         if reach > EXPONENT_RANGE:

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from . import reference
-from .operator import fused_mix, fused_move, fused_rotary_backward, fused_token_update, fused_update
-from .reference import put_frequencies, take_frequencies
+from .operator import fused_mix, fused_rotary_backward, fused_token_update, fused_update
+from .reference import move_field, put_frequencies, take_frequencies
 from .reflections import reflected_products
 
 __all__ = [
@@ -138,22 +138,6 @@ def update_token(
         return update_field(field, attended, gate, carry, mix_in, mix_out, normalize)
     field = field.expand(features.shape[0], -1, -1, -1)
     return fused_token_update(field, attended, features, gate_weight, carry, mix_in, mix_out, normalize)
-
-
-def move_field(field: Tensor, attended: Tensor, source: Tensor, target: Tensor) -> Tensor:
-    """Move TAPE's field: z + z conj(source c) (target c).
-
-    field: z [B or 1, G, N, D]; attended: c [B, H, N, D]; source, target: [G, H]. Returns [B, G, N, D].
-    """
-    choice = _choice()
-    if choice == "reference" or (choice == "auto" and not field.is_cuda):
-        return reference.move_field(field, attended, source.to(attended.dtype), target.to(attended.dtype))
-    obstacle = _general_obstacle(attended, source, target, field)
-    if obstacle is not None:
-        _refuse_if_demanded(choice, obstacle)
-        return reference.move_field(field, attended, source.to(attended.dtype), target.to(attended.dtype))
-    # autograd sums the gradient of a field shared by the batch
-    return fused_move(field.expand(attended.shape[0], -1, -1, -1), attended, source, target)
 
 
 def reads_pages(x: Tensor) -> bool:

@@ -16,7 +16,7 @@ def move_field(field: Tensor, attended: Tensor, source: Tensor, target: Tensor) 
     A token moves by the distance between what the heads of a and of b attend to.
     field: [B or 1, G, N, D]; attended: c [B, H, N, D]; source, target: [G, H].
     """
-    a, b = _mix_heads(source, attended), _mix_heads(target, attended)
+    a, b = (_mix_heads(weight.to(attended.dtype), attended) for weight in (source, target))
     return field + _complex_product(field, _complex_product(_conjugate(a), b))
 
 

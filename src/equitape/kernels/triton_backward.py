@@ -9,8 +9,8 @@ With g the gradient of z'' (before normalisation, if enabled), P = g z^T and Q =
 so the fields enter four products; the rest are small matrices of a token. Each program keeps its sums over tokens in
 float32 and writes them once; a small second kernel adds them in a fixed order, so results are deterministic.
 
-With few heads, another kernel computes the same (triton_few_heads.py), and with complex weights and few frequencies
-(triton_in_turn.py). Shapes and the algorithm: triton_field.py.
+With complex weights and few frequencies, another kernel computes the same (triton_in_turn.py). Shapes and the
+algorithm: triton_field.py.
 """
 
 # mypy: allow-untyped-defs, no-check-untyped-defs
@@ -22,7 +22,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from . import triton_few_heads as few_heads
 from . import triton_in_turn as in_turn
 from .launch import Launch, launch
 from .triton_field import (
@@ -281,14 +280,10 @@ def backward(
     mix_size = mix_in.numel() if mix_in is not None else 0
     size = carry_size + 2 * mix_size
     gradient, field, attended, gate = dense(gradient), dense(field), dense(attended), dense(gate)
-    few = few_heads.serves(field, carry, mix_in, normalize)
     turns = in_turn.serves(carry, mix_in)
     if turns:
         tiles = in_turn.num_tiles(field, in_turn.BACKWARD_COLUMNS)
         programs = num_programs(field.device, tiles, in_turn.BACKWARD_PROGRAMS)
-    elif few:
-        tiles = few_heads.num_tiles(gradient, field, attended)
-        programs = num_programs(field.device, tiles, few_heads.PROGRAMS_PER_PROCESSOR)
     else:
         tiles = num_tiles(field)
         programs = num_programs(field.device, tiles, PROGRAMS_PER_PROCESSOR)
@@ -301,8 +296,6 @@ def backward(
         read_strides = (*strides(gradient, 4), *strides(field, 4), *strides(attended, 4), *strides(gate, 3))
         if turns:
             constants = in_turn.constants(update, field, in_turn.BACKWARD_COLUMNS)
-        elif few:
-            constants = few_heads.constants(update, gradient, field, attended)
         else:
             constants = update.constants(CHUNK, num_fields=2, device=field.device)
             constants["EXACT"] = update.exact(field)
@@ -310,7 +303,7 @@ def backward(
         constants["WANTS_FIELD"] = wants_field
         return Launch(grid=(programs,), numbers=(*read_strides, update.tokens, tiles), constants=constants)
 
-    kernel = in_turn.in_turn_gradient_kernel if turns else few_heads.few_heads_kernel if few else gradient_kernel
+    kernel = in_turn.in_turn_gradient_kernel if turns else gradient_kernel
     launch(kernel, (*written, *read), (normalize, wants_field), describe)
 
     def sum_launch() -> Launch:

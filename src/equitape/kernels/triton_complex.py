@@ -1,7 +1,5 @@
 """Complex matrices and fields in kernels: real and imaginary parts are separate tiles, here called a pair.
 
-Real weights (PARTS = 1) have no imaginary part; the second tile of their pair is not read.
-
 Shapes: S tokens of a tile, E frequencies of a chunk, M of a field.
 """
 
@@ -29,80 +27,67 @@ def store_pair(pointer, rows, exists, start, pair, M: tl.constexpr, E: tl.conste
 @triton.jit
 def load_matrix(
     pointer, ROWS: tl.constexpr, COLUMNS: tl.constexpr, PADDED_ROWS: tl.constexpr, PADDED_COLUMNS: tl.constexpr,
-    PARTS: tl.constexpr, exists=True,
+    exists=True,
 ):  # fmt: skip
-    """A contiguous [PARTS, ROWS, COLUMNS] at each of the S pointers [S, 1, 1]: PARTS padded matrices, as a pair."""
+    """A contiguous [2, ROWS, COLUMNS] at each of the S pointers [S, 1, 1]: two padded matrices, as a pair."""
     row, column = tl.arange(0, PADDED_ROWS)[None, :, None], tl.arange(0, PADDED_COLUMNS)[None, None, :]
     at = pointer + row * COLUMNS + column
     exists = exists & (row < ROWS) & (column < COLUMNS)
-    real = tl.load(at, mask=exists, other=0.0)
-    imaginary = real
-    if PARTS == 2:
-        imaginary = tl.load(at + ROWS * COLUMNS, mask=exists, other=0.0)
-    return real, imaginary
+    return tl.load(at, mask=exists, other=0.0), tl.load(at + ROWS * COLUMNS, mask=exists, other=0.0)
 
 
 @triton.jit
-def store_matrix(
-    pointer, pair, ROWS: tl.constexpr, COLUMNS: tl.constexpr, PARTS: tl.constexpr, exists=True
-):  # fmt: skip
+def store_matrix(pointer, pair, ROWS: tl.constexpr, COLUMNS: tl.constexpr, exists=True):
     """Store what load_matrix loads."""
     row, column = tl.arange(0, pair[0].shape[1])[None, :, None], tl.arange(0, pair[0].shape[2])[None, None, :]
     at = pointer + row * COLUMNS + column
     exists = exists & (row < ROWS) & (column < COLUMNS)
     tl.store(at, rounded(pair[0], pointer.dtype.element_ty), mask=exists)
-    if PARTS == 2:
-        tl.store(at + ROWS * COLUMNS, rounded(pair[1], pointer.dtype.element_ty), mask=exists)
+    tl.store(at + ROWS * COLUMNS, rounded(pair[1], pointer.dtype.element_ty), mask=exists)
 
 
 @triton.jit
-def times(weight, field, PARTS: tl.constexpr, COMPUTE: tl.constexpr):
+def times(weight, field, COMPUTE: tl.constexpr):
     """weight field, both pairs."""
     real, imaginary = multiply(weight[0], field[0], COMPUTE), multiply(weight[0], field[1], COMPUTE)
-    if PARTS == 2:
-        real -= multiply(weight[1], field[1], COMPUTE)
-        imaginary += multiply(weight[1], field[0], COMPUTE)
+    real -= multiply(weight[1], field[1], COMPUTE)
+    imaginary += multiply(weight[1], field[0], COMPUTE)
     return real, imaginary
 
 
 @triton.jit
-def adjoint_times(weight, field, PARTS: tl.constexpr, COMPUTE: tl.constexpr):
+def adjoint_times(weight, field, COMPUTE: tl.constexpr):
     """weight^H field."""
     turned = tl.permute(weight[0], (0, 2, 1))
     real, imaginary = multiply(turned, field[0], COMPUTE), multiply(turned, field[1], COMPUTE)
-    if PARTS == 2:
-        turned = tl.permute(weight[1], (0, 2, 1))
-        real += multiply(turned, field[1], COMPUTE)
-        imaginary -= multiply(turned, field[0], COMPUTE)
+    turned = tl.permute(weight[1], (0, 2, 1))
+    real += multiply(turned, field[1], COMPUTE)
+    imaginary -= multiply(turned, field[0], COMPUTE)
     return real, imaginary
 
 
 @triton.jit
-def times_adjoint(left, right, PARTS: tl.constexpr, COMPUTE: tl.constexpr):
-    """left right^H of two fields; only its real part for real weights."""
+def times_adjoint(left, right, COMPUTE: tl.constexpr):
+    """left right^H of two fields."""
     right_real, right_imaginary = tl.permute(right[0], (0, 2, 1)), tl.permute(right[1], (0, 2, 1))
     real = multiply(left[0], right_real, COMPUTE) + multiply(left[1], right_imaginary, COMPUTE)
-    imaginary = real
-    if PARTS == 2:
-        imaginary = multiply(left[1], right_real, COMPUTE) - multiply(left[0], right_imaginary, COMPUTE)
+    imaginary = multiply(left[1], right_real, COMPUTE) - multiply(left[0], right_imaginary, COMPUTE)
     return real, imaginary
 
 
 @triton.jit
-def carried(
-    z, c, carry, HAS_CARRY: tl.constexpr, PARTS: tl.constexpr, EXACT: tl.constexpr, COMPUTE: tl.constexpr
-):  # fmt: skip
+def carried(z, c, carry, HAS_CARRY: tl.constexpr, EXACT: tl.constexpr, COMPUTE: tl.constexpr):
     """x = z + W_a c in float32."""
     if HAS_CARRY:
-        real, imaginary = times(carry, c, PARTS, COMPUTE)
+        real, imaginary = times(carry, c, COMPUTE)
         return add_identity(real, z[0], EXACT, COMPUTE), add_identity(imaginary, z[1], EXACT, COMPUTE)
     return z[0].to(tl.float32), z[1].to(tl.float32)
 
 
 @triton.jit
-def mixed(x, mixing, HAS_MIX: tl.constexpr, PARTS: tl.constexpr, COMPUTE: tl.constexpr):
+def mixed(x, mixing, HAS_MIX: tl.constexpr, COMPUTE: tl.constexpr):
     """y = x + T x in float32."""
     if HAS_MIX:
-        real, imaginary = times(mixing, x, PARTS, COMPUTE)
+        real, imaginary = times(mixing, x, COMPUTE)
         return x[0] + real, x[1] + imaginary
     return x

@@ -202,3 +202,18 @@ def forward(
         launch(in_turn.in_turn_kernel, tensors[:-1], normalize, describe)
     else:
         launch(update_kernel, tensors, normalize, describe)
+
+
+def forward_token(
+    updated: Tensor,
+    field: Tensor,
+    attended: Tensor | None,
+    features: Tensor,
+    gate_weight: Tensor,
+    carry: Tensor | None,
+    mix_in: Tensor,
+    mix_out: Tensor,
+    normalize: bool,
+) -> None:
+    """`forward` for single-token sequences, with gates from their features."""
+    forward(updated, field, attended, features, carry, mix_in, mix_out, normalize, gate_weight)

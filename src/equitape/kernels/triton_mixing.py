@@ -1,4 +1,5 @@
-"""The field update with the mixing matrix of every token given, forward and backward, each in one pass over the fields.
+"""The field update with complex weights, given the mixing matrix of every token: forward and backward, each in one pass
+over the fields.
 
     x = z + W_a c      y = x + T x      y / rms(y) if normalize
 
@@ -7,8 +8,8 @@ and, with g the gradient of y,
     dz = g + T^H g      dc = W_a^H dz      dW_a = sum of dz c^H      dT = g x^H
 
 T of all tokens is a matrix product of its own (reference.mixing_matrices), and so are the gradients of what it is made
-from: a kernel that also formed them would need several times the registers with complex weights. Real and imaginary
-parts are separate tiles; complex weights are pairs of matrices.
+from: a kernel that also formed them would need several times the registers. Real and imaginary parts are separate
+tiles; weights are pairs of matrices.
 
 Every program adds up its part of dW_a in float32; a second kernel adds the parts in a fixed order.
 
@@ -56,7 +57,7 @@ from .triton_field import (
 
 CHUNK = 32
 FORWARD_PROGRAMS, BACKWARD_PROGRAMS = 3, 2
-"""Programs per processor, as many as the registers of complex weights allow."""
+"""Programs per processor, as many as their registers allow."""
 
 
 @triton.jit
@@ -74,7 +75,6 @@ def mix_kernel(
     attended_by_token,
     tokens,
     num_tiles,
-    PARTS: tl.constexpr,
     GROUPS: tl.constexpr,
     HEADS: tl.constexpr,
     PADDED_GROUPS: tl.constexpr,
@@ -94,7 +94,7 @@ def mix_kernel(
     weight = (0.0, 0.0)
     if HAS_CARRY:
         several = carry + tl.zeros((S, 1, 1), tl.int32)
-        weight = load_matrix(several, GROUPS, HEADS, PADDED_GROUPS, PADDED_HEADS, PARTS)
+        weight = load_matrix(several, GROUPS, HEADS, PADDED_GROUPS, PADDED_HEADS)
     field_strides = (field_by_sequence, field_by_head, field_by_token)
     attended_strides = (attended_by_sequence, attended_by_head, attended_by_token)
     updated_strides = by_head(tokens, GROUPS, 2 * M)
@@ -107,9 +107,9 @@ def mix_kernel(
         attended_rows, arrived = rows_of(attended_strides, sequence, token, tokens, HEADS, PADDED_HEADS, M, 1)
         matrix = (0.0, 0.0)
         if HAS_MIX:
-            place = ((sequence * tokens + token) * (PARTS * GROUPS * GROUPS))[:, None, None]
+            place = ((sequence * tokens + token) * (2 * GROUPS * GROUPS))[:, None, None]
             here = (token < tokens)[:, None, None]
-            matrix = load_matrix(mixing + place, GROUPS, GROUPS, PADDED_GROUPS, PADDED_GROUPS, PARTS, here)
+            matrix = load_matrix(mixing + place, GROUPS, GROUPS, PADDED_GROUPS, PADDED_GROUPS, here)
         if NORMALIZE:
             squares = tl.zeros((S, PADDED_GROUPS), tl.float32)
             for start in tl.static_range(0, M, E):
@@ -117,8 +117,8 @@ def mix_kernel(
                 c = (0.0, 0.0)
                 if HAS_CARRY:
                     c = load_pair(attended, attended_rows, arrived, start, M, E)
-                x = carried(z, c, weight, HAS_CARRY, PARTS, EXACT, COMPUTE)
-                y = mixed(x, matrix, HAS_MIX, PARTS, COMPUTE)
+                x = carried(z, c, weight, HAS_CARRY, EXACT, COMPUTE)
+                y = mixed(x, matrix, HAS_MIX, COMPUTE)
                 squares += tl.sum(y[0] * y[0] + y[1] * y[1], 2)
             scale = tl.rsqrt(squares * (1.0 / M) + EPSILON)[:, :, None]
         for start in tl.static_range(0, M, E):
@@ -127,8 +127,8 @@ def mix_kernel(
                 c = (0.0, 0.0)
                 if HAS_CARRY:
                     c = load_pair(attended, attended_rows, arrived, start, M, E)
-                x = carried(z, c, weight, HAS_CARRY, PARTS, EXACT, COMPUTE)
-                y = mixed(x, matrix, HAS_MIX, PARTS, COMPUTE)
+                x = carried(z, c, weight, HAS_CARRY, EXACT, COMPUTE)
+                y = mixed(x, matrix, HAS_MIX, COMPUTE)
             if NORMALIZE:
                 store_pair(updated, to_rows, exists, start, (y[0] * scale, y[1] * scale), M, E)
             else:
@@ -157,7 +157,6 @@ def mix_gradient_kernel(
     attended_by_token,
     tokens,
     num_tiles,
-    PARTS: tl.constexpr,
     GROUPS: tl.constexpr,
     HEADS: tl.constexpr,
     PADDED_GROUPS: tl.constexpr,
@@ -182,7 +181,7 @@ def mix_gradient_kernel(
     weight = (0.0, 0.0)
     if HAS_CARRY:
         several = carry + tl.zeros((S, 1, 1), tl.int32)
-        weight = load_matrix(several, GROUPS, HEADS, PADDED_GROUPS, PADDED_HEADS, PARTS)
+        weight = load_matrix(several, GROUPS, HEADS, PADDED_GROUPS, PADDED_HEADS)
         # the tokens of a tile belong to different warps, so they are summed only at the end
         sum_real = tl.zeros((S, PADDED_GROUPS, PADDED_HEADS), tl.float32)
         sum_imaginary = tl.zeros((S, PADDED_GROUPS, PADDED_HEADS), tl.float32)
@@ -199,10 +198,10 @@ def mix_gradient_kernel(
         from_rows, _ = rows_of(gradient_strides, sequence, token, tokens, GROUPS, PADDED_GROUPS, M, 1)
         attended_rows, arrived = rows_of(attended_strides, sequence, token, tokens, HEADS, PADDED_HEADS, M, 1)
         matrix = (0.0, 0.0)
-        place = ((sequence * tokens + token) * (PARTS * GROUPS * GROUPS))[:, None, None]
+        place = ((sequence * tokens + token) * (2 * GROUPS * GROUPS))[:, None, None]
         here = (token < tokens)[:, None, None]
         if HAS_MIX:
-            matrix = load_matrix(mixing + place, GROUPS, GROUPS, PADDED_GROUPS, PADDED_GROUPS, PARTS, here)
+            matrix = load_matrix(mixing + place, GROUPS, GROUPS, PADDED_GROUPS, PADDED_GROUPS, here)
         if NORMALIZE:
             squares = tl.zeros((S, PADDED_GROUPS), tl.float32)
             radial = tl.zeros((S, PADDED_GROUPS), tl.float32)
@@ -211,8 +210,8 @@ def mix_gradient_kernel(
                 c = (0.0, 0.0)
                 if HAS_CARRY:
                     c = load_pair(attended, attended_rows, arrived, start, M, E)
-                x = carried(z, c, weight, HAS_CARRY, PARTS, EXACT, COMPUTE)
-                y = mixed(x, matrix, HAS_MIX, PARTS, COMPUTE)
+                x = carried(z, c, weight, HAS_CARRY, EXACT, COMPUTE)
+                y = mixed(x, matrix, HAS_MIX, COMPUTE)
                 g = load_pair(gradient, from_rows, exists, start, M, E)
                 squares += tl.sum(y[0] * y[0] + y[1] * y[1], 2)
                 radial += tl.sum(y[0] * g[0].to(tl.float32) + y[1] * g[1].to(tl.float32), 2)
@@ -229,18 +228,17 @@ def mix_gradient_kernel(
                     c = load_pair(attended, attended_rows, arrived, start, M, E)
                 if HAS_MIX or NORMALIZE:
                     z = load_pair(field, rows, exists, start, M, E)
-                    x = carried(z, c, weight, HAS_CARRY, PARTS, EXACT, COMPUTE)
+                    x = carried(z, c, weight, HAS_CARRY, EXACT, COMPUTE)
                 if NORMALIZE:
-                    y = mixed(x, matrix, HAS_MIX, PARTS, COMPUTE)
+                    y = mixed(x, matrix, HAS_MIX, COMPUTE)
                 g = load_pair(gradient, from_rows, exists, start, M, E)
             if NORMALIZE:
                 g = (g[0].to(tl.float32) * scale - y[0] * radial, g[1].to(tl.float32) * scale - y[1] * radial)
             if HAS_MIX:
-                outer = times_adjoint(g, x, PARTS, COMPUTE)
+                outer = times_adjoint(g, x, COMPUTE)
                 mix_real += outer[0]
-                if PARTS == 2:
-                    mix_imaginary += outer[1]
-                dz = adjoint_times(matrix, g, PARTS, COMPUTE)
+                mix_imaginary += outer[1]
+                dz = adjoint_times(matrix, g, COMPUTE)
                 dz = (
                     add_identity(dz[0], g[0], EXACT_GRADIENT, COMPUTE),
                     add_identity(dz[1], g[1], EXACT_GRADIENT, COMPUTE),
@@ -251,28 +249,26 @@ def mix_gradient_kernel(
                 to_rows, _ = rows_of(grad_field_strides, sequence, token, tokens, GROUPS, PADDED_GROUPS, M, 1)
                 store_pair(grad_field, to_rows, exists, start, dz, M, E)
             if HAS_CARRY:
-                outer = times_adjoint(dz, c, PARTS, COMPUTE)
+                outer = times_adjoint(dz, c, COMPUTE)
                 sum_real += outer[0]
-                if PARTS == 2:
-                    sum_imaginary += outer[1]
+                sum_imaginary += outer[1]
                 to_rows, _ = rows_of(attended_gradient_strides, sequence, token, tokens, HEADS, PADDED_HEADS, M, 1)
-                dc = adjoint_times(weight, dz, PARTS, COMPUTE)
+                dc = adjoint_times(weight, dz, COMPUTE)
                 store_pair(attended_gradient, to_rows, arrived, start, dc, M, E)
         if HAS_MIX:
-            store_matrix(grad_mixing + place, (mix_real, mix_imaginary), GROUPS, GROUPS, PARTS, here)
+            store_matrix(grad_mixing + place, (mix_real, mix_imaginary), GROUPS, GROUPS, here)
 
     if HAS_CARRY:
-        partial_sums += tl.program_id(0) * (PARTS * GROUPS * HEADS)
+        partial_sums += tl.program_id(0) * (2 * GROUPS * HEADS)
         one = partial_sums + tl.zeros((1, 1, 1), tl.int32)
         totals = (tl.sum(sum_real, 0)[None, :, :], tl.sum(sum_imaginary, 0)[None, :, :])
-        store_matrix(one, totals, GROUPS, HEADS, PARTS)
+        store_matrix(one, totals, GROUPS, HEADS)
 
 
 def _constants(
     field: Tensor,
     attended: Tensor | None,
     mixing: Tensor | None,
-    carry: Tensor | None,
     normalize: bool,
     num_fields: int,
     programs: int,
@@ -286,7 +282,6 @@ def _constants(
     rows = padded_groups * num_fields + padded_heads * (attended is not None)
     tile_bytes = WARPS * rows * field.shape[3] * given.dtype.itemsize
     return {
-        "PARTS": mixing.shape[2] if mixing is not None else carry.dim() - 1 if carry is not None else 1,
         "GROUPS": groups,
         "HEADS": heads,
         "PADDED_GROUPS": padded_groups,
@@ -314,7 +309,7 @@ def forward(
     carry: Tensor | None,
     normalize: bool,
 ) -> None:
-    """Write y to updated [B, G, N, D], contiguous; the field has its full batch. mixing: [B, N, parts, G, G]."""
+    """Write y to updated [B, G, N, D], contiguous; the field has its full batch. mixing: [B, N, 2, G, G]."""
     field, attended = dense(field), dense(attended)
 
     def describe() -> Launch:
@@ -322,7 +317,7 @@ def forward(
         return Launch(
             grid=(num_programs(field.device, tiles, FORWARD_PROGRAMS),),
             numbers=(*strides(field, 4), *strides(attended, 4), field.shape[2], tiles),
-            constants=_constants(field, attended, mixing, carry, normalize, 1, FORWARD_PROGRAMS),
+            constants=_constants(field, attended, mixing, normalize, 1, FORWARD_PROGRAMS),
         )
 
     launch(mix_kernel, (updated, field, attended, contiguous(mixing), contiguous(carry)), normalize, describe)
@@ -351,7 +346,7 @@ def backward(
     partial_sums = torch.empty(programs, size, dtype=torch.float32, device=field.device)
 
     def describe() -> Launch:
-        constants = _constants(field, attended, mixing, carry, normalize, 2, BACKWARD_PROGRAMS)
+        constants = _constants(field, attended, mixing, normalize, 2, BACKWARD_PROGRAMS)
         exact = constants["EXACT"] and gradient.dtype == field.dtype and not normalize
         return Launch(
             grid=(programs,),

@@ -143,8 +143,8 @@ def apply_rotary_backward(
     query: Tensor,
     key: Tensor,
     field: Tensor,
-    replaced: int,
-    changed: Tensor | None,
+    replaced: int = 0,
+    changed: Tensor | None = None,
 ) -> None:
     """Write reference.apply_rotary_backward: queries [B, H, N, D], keys and field [B, G, N, D].
 

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -15,9 +15,6 @@ from .charts import Line, LinePanel, line_figure
 from .numbers import number
 from .style import series_styles
 from .tables import Table, cells, markdown_table
-
-if TYPE_CHECKING:
-    from ..bench.reading import Reading
 
 PEAK = "peak MiB"
 MARK = " !"
@@ -186,15 +183,3 @@ def title_of(rows: Sequence[Row], several: bool) -> str:
         f"Time by length: {first.shape}, {first.dtype}, {how}{size}, {first.gpu}\n"
         f"medians, bars from the 10th to the 90th percentile{unsteady}"
     )
-
-
-def write_reading_plot(readings: "Sequence[Reading]", path: Path) -> None:
-    """Time per token against the tokens read before, one line per model."""
-    styles = series_styles({each.name: each.encoding for each in readings})
-    lines = [
-        Line(label=each.name, style=styles[each.name], x=each.lengths, y=each.microseconds_per_token)
-        for each in readings
-    ]
-    panel = LinePanel(lines=lines, x_label="tokens read", y_label="microseconds per token", zero=True)
-    with line_figure([panel]) as figure:
-        figure.savefig(path, dpi=150)

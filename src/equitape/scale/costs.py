@@ -55,7 +55,7 @@ class Block:
     updates: bool
     """Whether the block updates a field."""
     moves: bool
-    """Whether the field also moves, which keeps it once more."""
+    """Whether the field also moves."""
     rotates: bool
     calls: int
     """Attention calls on CUDA: two where they train faster than one with a wide value."""
@@ -230,7 +230,10 @@ class ModelCosts:
         if splits:
             numbers += self.heads * carried
         if block.updates:
-            numbers += block.gates + self.groups * self.head_dim * ((not carried) + block.moves)
+            numbers += block.gates + self.groups * self.head_dim * (not carried)
+        if block.moves:
+            # both mixtures of heads; uncompiled also their product, the moved field, and the attended field twice
+            numbers += self.head_dim * (2 * self.groups if compiled else 4 * self.groups + 2 * self.heads)
         if self.config.qk_norm:
             numbers += self.head_dim * (self.heads + self.groups)
         statistics = FLOAT32 * (2 + self.heads * (2 if splits else 1))
