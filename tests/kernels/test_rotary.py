@@ -4,8 +4,16 @@ import pytest
 import torch
 from devices import DEVICES, needs_triton
 
+from equitape.encodings.heads import Columns
 from equitape.encodings.phasors import apply_rotary, multiply
-from equitape.kernels import apply_rotary_backward, put_frequencies, reference, take_frequencies
+from equitape.kernels import (
+    apply_rotary_backward,
+    fused_rotary,
+    fuses_rotary,
+    put_frequencies,
+    reference,
+    take_frequencies,
+)
 from equitape.kernels.operator import fused_rotary_backward
 
 pytestmark = needs_triton
@@ -159,3 +167,77 @@ def test_replaced_frequencies_get_no_gradient(device):
             assert not each[..., gone].any()
             # float32, summed in another order
             assert torch.allclose(each, wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("count", [0, 2, 4])
+@pytest.mark.parametrize("shape", ["one", "grouped", "odd frequencies", "many tokens"])
+def test_fused_rotation_with_columns_by_the_twice_rule(shape, count, inside, dtype, device):
+    """count: of changed frequencies, 0 for a whole field. Columns of queries are shared by the tokens, those of keys by
+    the heads.
+    """
+    batch, heads, groups, tokens, dim = SHAPES[shape]
+    if count and dim // 2 % count:
+        pytest.skip("changed frequencies divide the others evenly")
+    generator = torch.Generator().manual_seed(1)
+
+    def draw(*sizes):
+        return torch.randn(*sizes, generator=generator).bfloat16().double()
+
+    query, key = (draw(batch, tokens, number, dim).transpose(1, 2) for number in (heads, groups))
+    field = draw(1, 1 if count else groups, tokens, dim)
+    changed = draw(batch, groups, tokens, 2 * count) if count else None
+    columns = Columns(draw(1, heads, 1, 4), draw(batch, 1, tokens, 4), inside)
+
+    def plainly(query, key, field, changed, *columns):
+        whole = field if changed is None else put_frequencies(field, changed)
+        return [multiply(x, whole, more, inside) for x, more in zip((query, key), columns, strict=True)]
+
+    given = (query, key, field, changed, columns.query, columns.key)
+    exact = plainly(*given)
+    given = [None if each is None else each.to(device, dtype) for each in given]
+    assert fuses_rotary(*given[:5])
+    plain, found = plainly(*given), apply_rotary(*given[:3], Columns(*given[4:], inside), given[3])
+    for each, usual, true in zip(found, plain, exact, strict=True):
+        assert each.dtype == dtype
+        assert each.shape == true.shape
+        assert each.transpose(1, 2).is_contiguous()
+        error, allowed = ((one.cpu().double() - true).norm() for one in (each, usual))
+        # float32, rounded once
+        assert error <= 2 * allowed + 1e-6 * true.norm()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_rotation_operator_is_a_proper_one(device):
+    _, _, query, key, field = (each.float().to(device) for each in draw(SHAPES["grouped"]))
+    columns = torch.randn(1, query.shape[1], 1, 4, device=device), torch.randn(1, 1, key.shape[2], 4, device=device)
+    for changed, inside in ((None, False), (field[..., :4], True)):
+        inputs = (query, key, field, changed, *columns, inside)
+        torch.library.opcheck(fused_rotary, inputs, test_utils=("test_schema", "test_faketensor"))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("inside", [False, True])
+def test_training_through_the_fused_rotation(inside, device):
+    """Gradients of queries, keys, field and columns are those of the plain form."""
+    batch, heads, groups, tokens, dim = SHAPES["grouped"]
+    sizes = [(batch, heads, tokens, dim), (batch, groups, tokens, dim), (batch, groups, tokens, dim)]
+    sizes += [(1, heads, 1, 4), (batch, 1, tokens, 4)]
+    inputs = [torch.randn(*size, device=device).requires_grad_() for size in sizes]
+    query, key, field, *columns = inputs
+    expected = multiply(query, field, columns[0], inside), multiply(key, field, columns[1], inside)
+    grad_outputs = [torch.randn_like(each) for each in expected]
+    wanted = torch.autograd.grad(expected, inputs, grad_outputs)
+    found = apply_rotary(query, key, field, Columns(*columns, inside))
+    for each, true in zip(
+        (*found, *torch.autograd.grad(found, inputs, grad_outputs)), (*expected, *wanted), strict=True
+    ):
+        # float32 divided by a field that may come near to nothing
+        assert torch.allclose(each, true, rtol=1e-4, atol=1e-4)
+
+
+def test_a_rotation_alone_is_left_to_the_compiler():
+    _, _, query, key, field = (each.float() for each in draw(SHAPES["grouped"]))
+    assert not fuses_rotary(query, key, field, None, None)

@@ -97,9 +97,8 @@ def _slopes(parameter: Tensor, speed: float) -> Tensor:
     return nn.functional.softplus(speed * parameter)
 
 
-# `_slopes` as an opaque operator for the compiler, without gradients. Otherwise the compiler fuses it into what reads it
-# and evaluates it for every number of queries. Every block calls it, and operators defined by a schema take the host
-# least.
+# `_slopes` as an opaque operator for the compiler, without gradients. Otherwise the compiler evaluates it for every
+# number of queries. Every block calls it, and operators defined by a schema take the host least.
 torch.library.define("equitape::slopes", "(Tensor parameter, float speed) -> Tensor")
 torch.library.impl("equitape::slopes", "default", _slopes)
 torch.library.register_fake("equitape::slopes", lambda parameter, speed: torch.empty_like(parameter))

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..kernels import apply_rotary_backward, put_frequencies
+from ..kernels import apply_rotary_backward, fused_rotary, fuses_rotary, put_frequencies
 from .heads import Columns, join_halves, take_columns
 
 
@@ -112,6 +112,8 @@ def apply_rotary(
     inside = columns is not None and columns.inside
     of_query, of_key = (None, None) if columns is None else (columns.query, columns.key)
     trained = torch.is_grad_enabled() and (field.requires_grad or (changed is not None and changed.requires_grad))
+    if not trained and not (torch.is_grad_enabled() and (query.requires_grad or key.requires_grad)):
+        return _rotate(query, key, field, changed, of_query, of_key, inside)
     if changed is not None and (field.requires_grad or not trained):
         field, changed = put_frequencies(field, changed), None
     if not trained:
@@ -127,6 +129,23 @@ def apply_rotary(
     return _ApplyRotary.apply(query, key, field, changed, of_query, of_key, inside)
 
 
+def _rotate(
+    query: Tensor,
+    key: Tensor,
+    field: Tensor,
+    changed: Tensor | None,
+    of_query: Tensor | None,
+    of_key: Tensor | None,
+    inside: bool,
+) -> tuple[Tensor, Tensor]:
+    """`apply_rotary` without gradients."""
+    if fuses_rotary(query, key, field, changed, of_query):
+        rotated: tuple[Tensor, Tensor] = fused_rotary(query, key, field, changed, of_query, of_key, inside)
+        return rotated
+    whole = field if changed is None else put_frequencies(field, changed)
+    return multiply(query, whole, of_query, inside), multiply(key, whole, of_key, inside)
+
+
 class _ApplyRotary(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -139,8 +158,7 @@ class _ApplyRotary(torch.autograd.Function):
         of_key: Tensor | None,
         inside: bool,
     ) -> tuple[Tensor, Tensor]:
-        whole = field if changed is None else put_frequencies(field, changed)
-        query, key = multiply(query, whole, of_query, inside), multiply(key, whole, of_key, inside)
+        query, key = _rotate(query, key, field, changed, of_query, of_key, inside)
         ctx.save_for_backward(query, key, field, changed)
         ctx.columns, ctx.inside = 0 if of_query is None else of_query.shape[-1], inside
         return query, key

@@ -12,12 +12,14 @@ import torch
 from torch import Tensor
 
 from . import reference
-from .operator import fused_mix, fused_rotary_backward, fused_token_update, fused_update
+from .operator import fused_mix, fused_rotary, fused_rotary_backward, fused_token_update, fused_update
 from .reference import move_field, put_frequencies, take_frequencies
 from .reflections import reflected_products
 
 __all__ = [
     "apply_rotary_backward",
+    "fused_rotary",
+    "fuses_rotary",
     "fuses_token",
     "move_field",
     "put_frequencies",
@@ -146,6 +148,21 @@ def reads_pages(x: Tensor) -> bool:
     if choice == "reference" or not _HAS_TRITON or x.dtype not in DTYPES:
         return False
     return x.is_cuda or (choice == "triton" and _interpreted())
+
+
+def fuses_rotary(query: Tensor, key: Tensor, field: Tensor, changed: Tensor | None, of_query: Tensor | None) -> bool:
+    """Whether to use `fused_rotary`: for columns or changed frequencies, which the compiler gives slow kernels.
+
+    A rotation alone is left to the compiler, which fuses it with its neighbours.
+    """
+    choice = _choice()
+    if choice == "reference" or (choice == "auto" and not field.is_cuda) or (changed is None and of_query is None):
+        return False
+    given = [tensor for tensor in (query, key, of_query, changed, field) if tensor is not None]
+    obstacle = _general_obstacle(*given)
+    if obstacle is not None:
+        _refuse_if_demanded(choice, obstacle)
+    return obstacle is None
 
 
 def apply_rotary_backward(

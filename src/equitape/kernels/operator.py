@@ -41,6 +41,19 @@ def _empty_gradients(gradient: Tensor, field: Tensor, attended: Tensor | None, *
     )
 
 
+def _empty_rotated(
+    query: Tensor,
+    key: Tensor,
+    field: Tensor,
+    changed: Tensor | None,
+    of_query: Tensor | None,
+    of_key: Tensor | None,
+    inside: bool,
+) -> tuple[Tensor, Tensor]:
+    more = 0 if inside or of_query is None else of_query.shape[3]
+    return _heads_together(query, more), _heads_together(key, more)
+
+
 def _empty_rotary_gradients(
     grad_query: Tensor,
     grad_key: Tensor,
@@ -58,11 +71,12 @@ def _contiguous(tensor: Tensor) -> Tensor:
     return torch.empty_like(tensor, memory_format=torch.contiguous_format)
 
 
-def _heads_together(tensor: Tensor) -> Tensor:
-    """An empty [B, H, N, D] with the heads of a token adjacent in memory."""
-    _, heads, tokens, dim = tensor.shape
+def _heads_together(tensor: Tensor, more: int = 0) -> Tensor:
+    """An empty [B, H, N, D + more] with the heads of a token adjacent in memory."""
+    batch, heads, tokens, dim = tensor.shape
+    dim = dim + more
     strides = (tokens * heads * dim, dim, heads * dim, 1)
-    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
+    return torch.empty_strided((batch, heads, tokens, dim), strides, dtype=tensor.dtype, device=tensor.device)
 
 
 def _on_device(tensor: Tensor) -> Any:
@@ -132,6 +146,14 @@ fused_token_update = _operator(
     "Tensor mix_out, bool normalize) -> Tensor",
     _empty_result,
     "triton_forward.forward_token",
+)
+# without gradients
+fused_rotary = _operator(
+    "apply_rotary",
+    "(Tensor query, Tensor key, Tensor field, Tensor? changed, Tensor? of_query, Tensor? of_key, bool inside) -> "
+    "(Tensor, Tensor)",
+    _empty_rotated,
+    "triton_rotary.apply_rotary",
 )
 # a field of which numbers have changed may be shared by the batch or by all heads
 fused_rotary_backward = _operator(

@@ -1,4 +1,5 @@
-"""The backward pass of `apply_rotary`, queries and keys rotated by a field, in one pass over memory.
+"""`apply_rotary`, queries and keys rotated by a field and given columns, and its backward pass: each in one pass over
+memory.
 
 Shapes: T tokens of a tile, M frequencies (padded to a power of two), B batch, H query heads, G key-value heads.
 """
@@ -37,6 +38,105 @@ def store_complex(
     at = start + token[:, None] * strides[2] + frequency[None, :]
     tl.store(at, rounded(real, pointer.dtype.element_ty), mask=exists)
     tl.store(at + M, rounded(imaginary, pointer.dtype.element_ty), mask=exists)
+
+
+@triton.jit
+def rotate_head(
+    result, result_strides, x, x_strides, columns, column_strides, sequence, head, token, frequency, exists,
+    z_real, z_imaginary, M: tl.constexpr, KEPT: tl.constexpr, COLUMNS: tl.constexpr, PADDED_COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """z x for one head, with its columns: from frequency KEPT on in both halves, or behind them if KEPT is M."""
+    x_real, x_imaginary = load_complex(x, x_strides, sequence, head, token, frequency, exists, M)
+    real = z_real * x_real - z_imaginary * x_imaginary
+    imaginary = z_real * x_imaginary + z_imaginary * x_real
+    if KEPT < M:
+        replaced = exists & (frequency >= KEPT)[None, :]
+        one, two = load_complex(columns, column_strides, sequence, head, token, frequency - KEPT, replaced, M - KEPT)
+        real, imaginary = tl.where(replaced, one, real), tl.where(replaced, two, imaginary)
+    store_complex(result, result_strides, sequence, head, token, frequency, exists, real, imaginary, M)
+    if (KEPT == M) & (COLUMNS > 0):
+        column = tl.arange(0, PADDED_COLUMNS)
+        there = (tl.sum(exists.to(tl.int32), axis=1) > 0)[:, None] & (column < COLUMNS)[None, :]
+        start = columns + sequence * column_strides[0] + head * column_strides[1]
+        found = tl.load(start + token[:, None] * column_strides[2] + column[None, :], mask=there, other=0.0)
+        start = result + sequence * result_strides[0] + head * result_strides[1] + 2 * M
+        at = start + token[:, None] * result_strides[2] + column[None, :]
+        tl.store(at, rounded(found.to(tl.float32), result.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def rotary_kernel(
+    rotated_query,
+    rotated_key,
+    query,
+    key,
+    field,
+    changed,
+    of_query,
+    of_key,
+    query_by_sequence,
+    query_by_head,
+    query_by_token,
+    key_by_sequence,
+    key_by_head,
+    key_by_token,
+    field_by_sequence,
+    field_by_head,
+    field_by_token,
+    changed_by_sequence,
+    changed_by_head,
+    changed_by_token,
+    of_query_by_sequence,
+    of_query_by_head,
+    of_query_by_token,
+    of_key_by_sequence,
+    of_key_by_head,
+    of_key_by_token,
+    tokens,
+    GROUPS: tl.constexpr,
+    RATIO: tl.constexpr,
+    M: tl.constexpr,
+    PADDED_M: tl.constexpr,
+    KEPT: tl.constexpr,
+    STEP: tl.constexpr,
+    WIDTH: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    PADDED_COLUMNS: tl.constexpr,
+    T: tl.constexpr,
+):
+    """z x for every head. STEP: 1, or every STEP-th frequency of z is in `changed`.
+
+    The heads of a token are adjacent in the results, of width WIDTH.
+    """
+    query_strides = (query_by_sequence, query_by_head, query_by_token)
+    key_strides = (key_by_sequence, key_by_head, key_by_token)
+    field_strides = (field_by_sequence, field_by_head, field_by_token)
+    changed_strides = (changed_by_sequence, changed_by_head, changed_by_token)
+    of_query_strides = (of_query_by_sequence, of_query_by_head, of_query_by_token)
+    of_key_strides = (of_key_by_sequence, of_key_by_head, of_key_by_token)
+    rotated_query_strides = by_token(tokens, GROUPS * RATIO, WIDTH)
+    rotated_key_strides = by_token(tokens, GROUPS, WIDTH)
+    token = tl.program_id(0).to(tl.int64) * T + tl.arange(0, T)
+    group = tl.program_id(1).to(tl.int64)
+    sequence = tl.program_id(2).to(tl.int64)
+    frequency = tl.arange(0, PADDED_M)
+    exists = (token < tokens)[:, None] & (frequency < M)[None, :]
+    z_real, z_imaginary = load_complex(field, field_strides, sequence, group, token, frequency, exists, M)
+    if STEP > 1:
+        written = exists & (frequency % STEP == 0)[None, :]
+        new_real, new_imaginary = load_complex(
+            changed, changed_strides, sequence, group, token, frequency // STEP, written, M // STEP
+        )
+        z_real, z_imaginary = tl.where(written, new_real, z_real), tl.where(written, new_imaginary, z_imaginary)
+    rotate_head(
+        rotated_key, rotated_key_strides, key, key_strides, of_key, of_key_strides, sequence, group, token, frequency,
+        exists, z_real, z_imaginary, M, KEPT, COLUMNS, PADDED_COLUMNS,
+    )  # fmt: skip
+    for index in tl.static_range(RATIO):
+        rotate_head(
+            rotated_query, rotated_query_strides, query, query_strides, of_query, of_query_strides, sequence,
+            group * RATIO + index, token, frequency, exists, z_real, z_imaginary, M, KEPT, COLUMNS, PADDED_COLUMNS,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -172,3 +272,48 @@ def apply_rotary_backward(
         )
 
     launch(rotary_backward_kernel, (*gradients, *read), replaced, describe)
+
+
+def apply_rotary(
+    rotated: tuple[Tensor, Tensor],
+    query: Tensor,
+    key: Tensor,
+    field: Tensor,
+    changed: Tensor | None,
+    of_query: Tensor | None,
+    of_key: Tensor | None,
+    inside: bool,
+) -> None:
+    """Write queries [B, H, N, D] and keys [B, G, N, D] times the field [B or 1, G or 1, N, D], with columns.
+
+    changed: [B or 1, G, N, 2 F], in place of every (D / 2 F)-th frequency of the field. Columns are broadcast.
+    """
+    groups = key.shape[1]
+    field = field.expand(*key.shape[:2], -1, -1)
+    changed = None if changed is None else changed.expand(*key.shape[:2], -1, -1)
+    of_query = None if of_query is None else of_query.expand(*query.shape[:3], -1)
+    of_key = None if of_key is None else of_key.expand(*key.shape[:3], -1)
+    read = [dense(tensor) for tensor in (query, key, field, changed, of_query, of_key)]
+
+    def describe() -> Launch:
+        batch, _, tokens, dim = key.shape
+        padded, columns = triton.next_power_of_2(dim // 2), 0 if of_key is None else of_key.shape[3]
+        tile = max(1, TILE // padded)
+        return Launch(
+            grid=(triton.cdiv(tokens, tile), groups, batch),
+            numbers=(*(stride for tensor in read for stride in strides(tensor, 4)), tokens),
+            constants={
+                "GROUPS": groups,
+                "RATIO": query.shape[1] // groups,
+                "M": dim // 2,
+                "PADDED_M": padded,
+                "KEPT": dim // 2 - columns // 2 * inside,
+                "STEP": 1 if changed is None else dim // changed.shape[3],
+                "WIDTH": rotated[0].shape[3],
+                "COLUMNS": columns,
+                "PADDED_COLUMNS": triton.next_power_of_2(max(columns, 1)),
+                "T": tile,
+            },
+        )
+
+    launch(rotary_kernel, (*rotated, *read), inside, describe)
