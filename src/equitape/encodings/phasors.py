@@ -44,7 +44,7 @@ def _per_head(frequencies: Tensor) -> Tensor:
 
 @torch.library.custom_op("equitape::phasors", mutates_args=())
 def _opaque_phasors(ids: Tensor, frequencies: Tensor, dtype: torch.dtype) -> Tensor:
-    """`make_phasors` as an opaque operator for the compiler.
+    """`_phasors` as an opaque operator for the compiler.
 
     Otherwise the compiler would fuse the cosines into the rotation of every layer and recompute them in float64 for
     every head: half the time of a prefill. For trained positions, it saves only the phasors for backward.
