@@ -2,6 +2,37 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from devices import HAS_TRITON, INTERPRETED
+
+
+@pytest.fixture(scope="session", autouse=True)
+def language_patched_once() -> Iterator[None]:
+    """Triton's interpreter looks through its whole language at every call of a device function, which takes a third of
+    its time: once in a launch for each module is enough.
+    """
+    if not (HAS_TRITON and INTERPRETED):
+        yield
+        return
+    from triton.runtime import interpreter
+
+    patched = set()
+
+    def launch(executor, *arguments, **named):
+        patched.clear()
+        return whole_launch(executor, *arguments, **named)
+
+    def patch(function):
+        module = id(function.__globals__)
+        if module in patched:
+            return None
+        patched.add(module)
+        return whole_patch(function)
+
+    whole_launch, whole_patch = interpreter.GridExecutor.__call__, interpreter._patch_lang
+    with pytest.MonkeyPatch.context() as changes:
+        changes.setattr(interpreter.GridExecutor, "__call__", launch)
+        changes.setattr(interpreter, "_patch_lang", patch)
+        yield
 
 
 @pytest.fixture(autouse=True)
