@@ -1,4 +1,5 @@
 import gc
+import logging
 import os
 import sys
 from pathlib import Path
@@ -15,8 +16,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 import pytest
 import torch
 
+HAS_GPU = torch.cuda.is_available()
 # before transformers brings Triton in: without a GPU its kernels run under the interpreter
-if not torch.cuda.is_available():
+if not HAS_GPU:
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import transformers
@@ -58,22 +60,27 @@ def pytest_collection_modifyitems(config, items):
 frozen_modules = 0
 
 
-def freeze_modules():
+def settle_modules():
     """Trainer and the benchmark collect garbage often: objects of imported modules need not be visited each time."""
     global frozen_modules
     gc.collect()
     gc.freeze()
     frozen_modules = len(sys.modules)
+    # pytest puts its handlers on every logger that does not propagate, six times a test: torch has fifty, and with a
+    # handler on the logger of its traces the compiler writes all of them
+    for name, logger in logging.root.manager.loggerDict.items():
+        if name.startswith("torch.") and isinstance(logger, logging.Logger):
+            logger.propagate = True
 
 
 def pytest_runtest_logfinish():
     # the compiler, plots and others are imported by the first test that needs them
     if len(sys.modules) > frozen_modules + 20:
-        freeze_modules()
+        settle_modules()
 
 
 def pytest_collection_finish():
-    freeze_modules()
+    settle_modules()
     # torch.compile logs every assignment with its stack, which takes a quarter of its time; older versions do not
     compiler = sys.modules.get("torch._dynamo.config")
     if hasattr(compiler, "side_effect_replay_policy"):
@@ -86,7 +93,11 @@ def pytest_unconfigure():
 
 @pytest.fixture(autouse=True)
 def _seeded():
-    torch.manual_seed(0)
+    if HAS_GPU:
+        torch.manual_seed(0)
+    else:
+        # torch.manual_seed would keep its caller's stack for every kind of device, which takes a millisecond
+        torch.default_generator.manual_seed(0)
 
 
 @pytest.fixture
