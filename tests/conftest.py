@@ -14,18 +14,6 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 sys.path.insert(0, str(Path(__file__).parent))
 
 import pytest
-import torch
-
-HAS_GPU = torch.cuda.is_available()
-# before transformers brings Triton in: without a GPU its kernels run under the interpreter
-if not HAS_GPU:
-    os.environ.setdefault("TRITON_INTERPRET", "1")
-
-import transformers
-
-torch.set_num_threads(1)
-transformers.logging.set_verbosity_error()
-transformers.logging.disable_progress_bar()
 
 QUICK_CASES = {"rope", "alibi", "tape", "tape2"}
 """Encodings of the quick tests: rotations, a bias, a state, and a state with every part."""
@@ -37,6 +25,26 @@ def pytest_addoption(parser):
         action="store_true",
         help="of the tests over all encodings, run those of four, not flex; compile no C++ code",
     )
+
+
+def pytest_configure(config):
+    # a process that only hands tests to its workers, which wait for it, needs no torch
+    if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
+        set_up_libraries()
+
+
+def set_up_libraries():
+    import torch
+
+    torch.set_num_threads(1)
+    # before transformers brings Triton in: without a GPU its kernels run under the interpreter
+    if not torch.cuda.is_available():
+        os.environ.setdefault("TRITON_INTERPRET", "1")
+
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
 
 
 def pytest_collection_modifyitems(config, items):
@@ -93,7 +101,9 @@ def pytest_unconfigure():
 
 @pytest.fixture(autouse=True)
 def _seeded():
-    if HAS_GPU:
+    import torch
+
+    if torch.cuda.is_available():
         torch.manual_seed(0)
     else:
         # torch.manual_seed would keep its caller's stack for every kind of device, which takes a millisecond
