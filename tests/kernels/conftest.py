@@ -1,4 +1,5 @@
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -6,7 +7,7 @@ from devices import HAS_TRITON, INTERPRETED
 
 
 @pytest.fixture(scope="session", autouse=True)
-def language_patched_once() -> Iterator[None]:
+def quick_interpreter() -> Iterator[None]:
     """Triton's interpreter looks through its whole language at every call of a device function, which takes a third of
     its time: once in a launch for each module is enough.
     """
@@ -32,6 +33,9 @@ def language_patched_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as changes:
         changes.setattr(interpreter.GridExecutor, "__call__", launch)
         changes.setattr(interpreter, "_patch_lang", patch)
+        # by default it forms each sum and product of integers twice, to see an overflow that it then does not report
+        options = replace(interpreter.interpreter_builder.options, sanitize_overflow=False)
+        changes.setattr(interpreter.interpreter_builder, "options", options)
         yield
 
 
