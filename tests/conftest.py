@@ -2,6 +2,7 @@ import gc
 import logging
 import os
 import sys
+from functools import cache
 from pathlib import Path
 
 # tests run side by side on few cores: threads of one would only wait for those of the other
@@ -110,6 +111,25 @@ def _seeded():
         torch.default_generator.manual_seed(0)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _asked_once():
+    """What stays the same is not asked again for every run and command: the commit, versions and installed plugins.
+
+    Nor do tests wait for the disk: none of them cuts the power.
+    """
+    from equitape import plugins
+    from equitape.runs import environment
+
+    find_plugins = plugins.installed_plugins
+    plugins_on = cache(lambda path: find_plugins())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(environment, "find_commit", cache(environment.find_commit))
+        patch.setattr(environment, "package_version", cache(environment.package_version))
+        patch.setattr(plugins, "installed_plugins", lambda: plugins_on(tuple(sys.path)))
+        patch.setattr(os, "fsync", lambda handle: None)
+        yield
+
+
 @pytest.fixture
 def no_drawing(monkeypatch):
     """Placeholders for the pictures of reports, in tests of everything else that a command does."""
@@ -118,3 +138,4 @@ def no_drawing(monkeypatch):
         file.write("<svg ></svg>" if format == "svg" else b"\x89PNG")
 
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", save)
+    monkeypatch.setattr("matplotlib.figure.Figure.draw_without_rendering", lambda figure: None)
