@@ -13,6 +13,9 @@ QUICK := tests/contract tests/encodings tests/model/test_llama.py tests/model/te
 	tests/runs tests/tasks/test_every_task.py tests/data/test_packing.py tests/training/test_run.py \
 	tests/pretrained/test_weights.py tests/test_settings.py tests/test_cli.py tests/test_saved_files.py tests/test_package.py
 
+# some environments forbid Python to keep compiled files: reading all tests again takes five seconds
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test test-quick test-oldest test-vllm coverage docs install lint format types unit clean
 
 demo: install

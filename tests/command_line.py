@@ -1,8 +1,14 @@
 """The command line as tests use it."""
 
+from functools import cache
+
+from typer import testing
 from typer.testing import CliRunner, Result
 
 from equitape.cli import app
+
+# every call would make all commands again
+testing._get_command = cache(testing._get_command)
 
 
 def call(*words: object, code: int | None = 0, **options) -> Result:

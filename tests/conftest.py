@@ -1,6 +1,8 @@
 import gc
+import logging
 import os
 import sys
+from functools import cache
 from pathlib import Path
 
 # tests run side by side on few cores: threads of one would only wait for those of the other
@@ -13,17 +15,6 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 sys.path.insert(0, str(Path(__file__).parent))
 
 import pytest
-import torch
-
-# before transformers brings Triton in: without a GPU its kernels run under the interpreter
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")
-
-import transformers
-
-torch.set_num_threads(1)
-transformers.logging.set_verbosity_error()
-transformers.logging.disable_progress_bar()
 
 QUICK_CASES = {"rope", "alibi", "tape", "tape2"}
 """Encodings of the quick tests: rotations, a bias, a state, and a state with every part."""
@@ -35,6 +26,26 @@ def pytest_addoption(parser):
         action="store_true",
         help="of the tests over all encodings, run those of four, not flex; compile no C++ code",
     )
+
+
+def pytest_configure(config):
+    # a process that only hands tests to its workers, which wait for it, needs no torch
+    if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
+        set_up_libraries()
+
+
+def set_up_libraries():
+    import torch
+
+    torch.set_num_threads(1)
+    # before transformers brings Triton in: without a GPU its kernels run under the interpreter
+    if not torch.cuda.is_available():
+        os.environ.setdefault("TRITON_INTERPRET", "1")
+
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
 
 
 def pytest_collection_modifyitems(config, items):
@@ -58,22 +69,27 @@ def pytest_collection_modifyitems(config, items):
 frozen_modules = 0
 
 
-def freeze_modules():
+def settle_modules():
     """Trainer and the benchmark collect garbage often: objects of imported modules need not be visited each time."""
     global frozen_modules
     gc.collect()
     gc.freeze()
     frozen_modules = len(sys.modules)
+    # pytest puts its handlers on every logger that does not propagate, six times a test: torch has fifty, and with a
+    # handler on the logger of its traces the compiler writes all of them
+    for name, logger in logging.root.manager.loggerDict.items():
+        if name.startswith("torch.") and isinstance(logger, logging.Logger):
+            logger.propagate = True
 
 
 def pytest_runtest_logfinish():
     # the compiler, plots and others are imported by the first test that needs them
     if len(sys.modules) > frozen_modules + 20:
-        freeze_modules()
+        settle_modules()
 
 
 def pytest_collection_finish():
-    freeze_modules()
+    settle_modules()
     # torch.compile logs every assignment with its stack, which takes a quarter of its time; older versions do not
     compiler = sys.modules.get("torch._dynamo.config")
     if hasattr(compiler, "side_effect_replay_policy"):
@@ -86,7 +102,32 @@ def pytest_unconfigure():
 
 @pytest.fixture(autouse=True)
 def _seeded():
-    torch.manual_seed(0)
+    import torch
+
+    if torch.cuda.is_available():
+        torch.manual_seed(0)
+    else:
+        # torch.manual_seed would keep its caller's stack for every kind of device, which takes a millisecond
+        torch.default_generator.manual_seed(0)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _asked_once():
+    """What stays the same is not asked again for every run and command: the commit, versions and installed plugins.
+
+    Nor do tests wait for the disk: none of them cuts the power.
+    """
+    from equitape import plugins
+    from equitape.runs import environment
+
+    find_plugins = plugins.installed_plugins
+    plugins_on = cache(lambda path: find_plugins())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(environment, "find_commit", cache(environment.find_commit))
+        patch.setattr(environment, "package_version", cache(environment.package_version))
+        patch.setattr(plugins, "installed_plugins", lambda: plugins_on(tuple(sys.path)))
+        patch.setattr(os, "fsync", lambda handle: None)
+        yield
 
 
 @pytest.fixture
@@ -97,3 +138,4 @@ def no_drawing(monkeypatch):
         file.write("<svg ></svg>" if format == "svg" else b"\x89PNG")
 
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", save)
+    monkeypatch.setattr("matplotlib.figure.Figure.draw_without_rendering", lambda figure: None)

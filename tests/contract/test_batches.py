@@ -1,5 +1,7 @@
 """Padded, packed and separate runs agree in values and in gradients."""
 
+from functools import cache
+
 import pytest
 import torch
 
@@ -25,6 +27,12 @@ def results(model, rows, run):
     if backward:
         loss_of(logits, rows).backward()
     return [part.detach() for part in logits], gradients(model)
+
+
+@cache
+def separate_rows(case):
+    """Of the rows that the tests of padding and packing join."""
+    return separate(build(case), rows_of())
 
 
 def separate(model, rows):
@@ -58,9 +66,7 @@ def rows_of(lengths=LENGTHS):
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize(("case", "implementation"), PATHS)
 def test_padded_equals_unpadded(case, side, implementation):
-    model = build(case)
-    rows = rows_of()
-    expected = separate(model, rows)
+    model, rows, expected = build(case), rows_of(), separate_rows(case)
     model.set_attn_implementation(implementation)
     width = max(LENGTHS)
     tokens = torch.zeros(len(rows), width, dtype=torch.long)
@@ -79,9 +85,7 @@ def test_padded_equals_unpadded(case, side, implementation):
 
 @pytest.mark.parametrize(("case", "implementation"), PATHS)
 def test_packed_equals_separate(case, implementation):
-    model = build(case)
-    rows = rows_of()
-    expected = separate(model, rows)
+    model, rows, expected = build(case), rows_of(), separate_rows(case)
     model.set_attn_implementation(implementation)
     packed = torch.cat(rows)[None]
     # numbers of segments carry no order

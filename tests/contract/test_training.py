@@ -51,7 +51,8 @@ def logits_and_gradients(model, run, **inputs):
     return [logits, *(p.grad.clone() for p in model.parameters())]
 
 
-@pytest.mark.parametrize("case", DETERMINISTIC)
+# the compiler sees rope in rope-yarn, whose frequencies are made before, and tensor_tape-l1r4 in -l4r1
+@pytest.mark.parametrize("case", [case for case in DETERMINISTIC if case not in ("rope-yarn", "tensor_tape-l4r1")])
 def test_compiled_fullgraph_equals_eager(case):
     torch._dynamo.reset()
     # the second block of those with a state sees another one; blocks of the others are alike

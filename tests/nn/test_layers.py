@@ -377,11 +377,15 @@ def test_checkpointed_layers_have_the_same_gradients():
 def test_compiled_layers_agree():
     """For two lengths with one graph."""
     attention = layer().float()
-    step = torch.compile(attention, fullgraph=True, backend="aot_eager", dynamic=True)
+    step = torch.compile(attention, fullgraph=True, backend="aot_eager")
+    counts = torch._dynamo.utils.counters["stats"]
+    graphs = counts["unique_graphs"]
     for length in (8, 11):
         x = draw(2, length, 32).float()
+        torch._dynamo.mark_dynamic(x, 1)
         for ours, theirs in zip(step(x), attention(x), strict=True):
             assert gap(ours, theirs) < 1e-5
+    assert counts["unique_graphs"] == graphs + 1
 
 
 X, FIELD = draw(2, 6, 32), draw(2, 2, 6, 8)
