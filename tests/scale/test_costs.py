@@ -141,7 +141,7 @@ def saved_bytes(model, compiled):
         ("tape", torch.bfloat16, {"num_hidden_layers": 2}, True),
         ("tape", torch.bfloat16, {"num_hidden_layers": 6, "num_loops": 2}, False),
         ({"kind": "tape", "move": True}, torch.float32, {}, False),
-        ({"kind": "tape", "move": True, "mlp_update": False}, torch.bfloat16, {}, True),
+        ({"kind": "tape", "move": True, "mlp_update": False}, torch.bfloat16, {"num_hidden_layers": 2}, True),
     ],
     ids=["rope", "rope-bf16", "rope-compiled", "nope", "tape", "tape-compiled", "tape-looped", "move", "move-compiled"],
 )
