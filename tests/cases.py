@@ -51,6 +51,10 @@ CASES = {
     "tensor_tape-channels": {"mix_over": "heads+channels"},
     "tensor_tape-maximal": {"mix_over": "maximal"},
 }
+CACHEABLE = [case for case in CASES if case not in ("rope-dynamic", "randpe-sampled")]
+"""Cases that can continue a cache."""
+DECODED = [case for case in CACHEABLE if not case.startswith("tensor_tape-")]
+"""For tests of decoders: variants of tensor_tape cache what it caches, and differ in how layers update it."""
 VOCAB = 41
 
 

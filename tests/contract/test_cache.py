@@ -4,9 +4,7 @@ import pytest
 import torch
 from transformers import DynamicCache, StaticCache
 
-from cases import CASES, build, draw_tokens, gap
-
-CACHEABLE = [case for case in CASES if case not in ("rope-dynamic", "randpe-sampled")]
+from cases import CACHEABLE, build, draw_tokens, gap
 
 
 def in_chunks(model, tokens, sizes, cache, mask=None, ids=None):

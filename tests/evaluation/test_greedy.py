@@ -8,7 +8,7 @@ from small import BYTES, evaluated, llama, our_model
 from transformers.utils import logging as transformers_logging
 from writing import prompts, write
 
-from cases import CASES
+from cases import DECODED
 from equitape.data.tokenizers import byte_tokenizer
 from equitape.evaluation import Unit
 from equitape.tasks.decoding import FirstLine, batches_of, decode, end_tokens, write_answers, write_tokens
@@ -27,7 +27,7 @@ def alone(model, prompt, count):
 
 MODELS = {
     "llama": llama,
-    **{case: lambda case=case: our_model(case) for case in CASES if case not in ("randpe-sampled", "rope-dynamic")},
+    **{case: lambda case=case: our_model(case) for case in DECODED},
 }
 
 

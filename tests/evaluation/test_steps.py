@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import BloomConfig, BloomForCausalLM, DynamicCache, GPTJConfig, GPTJForCausalLM
 from writing import prompts, write
 
-from cases import CASES, randomise
+from cases import DECODED, randomise
 from equitape.cuda_graph import CaptureError
 from equitape.evaluation import EvaluatedModel
 from equitape.tasks import static_decoding as steps
@@ -21,7 +21,7 @@ from equitape.tasks.static_decoding import FEWEST_TOKENS, Answers, Writer, choos
 
 MODELS = {
     "llama": llama,
-    **{case: lambda case=case: our_model(case) for case in CASES if case not in ("randpe-sampled", "rope-dynamic")},
+    **{case: lambda case=case: our_model(case) for case in DECODED},
 }
 LENGTHS = {"one length": (9, 9, 9), "several": (5, 13, 2, 9), "one prompt": (7,)}
 

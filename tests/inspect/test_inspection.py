@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from cases import CASES, build, draw_tokens
+from cases import CACHEABLE, build, draw_tokens
 from equitape.inspect import inspect_model, visit_layers
 
 # what is shown is kept in float32, whatever the model computes in; sums over a text round more than once
@@ -107,7 +107,7 @@ def test_tape_at_its_start_shows_no_change():
     assert np.nanmax(np.abs(inspection.distances - inspection.true_distances())) < 1e-3
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case not in ("rope-dynamic", "randpe-sampled")])
+@pytest.mark.parametrize("case", CACHEABLE)
 def test_every_encoding_can_be_looked_at(case):
     model = build(case, dtype=torch.float32)
     inspection = inspect_model(model, draw_tokens(1, 9))

@@ -5,13 +5,11 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from batching import draw_prompts, one_by_one, serve
-from cases import CASES, build, draw_tokens
+from cases import DECODED, build, draw_tokens
 from equitape.model.paged import PagedCache, row_width
 
-KINDS = [case for case in CASES if case not in ("rope-dynamic", "randpe-sampled")]
 
-
-@pytest.mark.parametrize("case", KINDS)
+@pytest.mark.parametrize("case", DECODED)
 def test_tokens_are_those_of_generate(case):
     model = build(case, dtype=torch.float32)
     prompts = draw_prompts()

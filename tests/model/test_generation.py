@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from cases import CASES, build, draw_tokens
+from cases import DECODED, build, draw_tokens
 
-KINDS = [case for case in CASES if case not in ("rope-dynamic", "randpe-sampled")]
 NEW = 6
 
 
@@ -27,7 +26,7 @@ def slowly(model, tokens):
     return tokens
 
 
-@pytest.mark.parametrize("case", KINDS)
+@pytest.mark.parametrize("case", DECODED)
 def test_greedy(case):
     model = build(case)
     tokens = draw_tokens(2, 7)
@@ -36,7 +35,7 @@ def test_greedy(case):
     assert torch.equal(generate(model, tokens, cache_implementation="static", disable_compile=True), expected)
 
 
-@pytest.mark.parametrize("case", KINDS)
+@pytest.mark.parametrize("case", DECODED)
 def test_left_padding(case):
     model = build(case)
     short, long = draw_tokens(1, 4), draw_tokens(1, 9, seed=1)
