@@ -246,6 +246,17 @@ def test_training_through_the_fused_rotation(inside, device):
         assert torch.allclose(each, true, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_columns_alone_get_a_gradient(device):
+    """The slopes of a decay train also where queries, keys and field do not."""
+    _, _, query, key, field = (each.float().to(device) for each in draw(SHAPES["grouped"]))
+    of_query = torch.randn(1, query.shape[1], 1, 4, device=device, requires_grad=True)
+    columns = Columns(of_query, torch.randn(1, 1, key.shape[2], 4, device=device), True)
+    rotated, _ = apply_rotary(query, key, field, columns)
+    (gradient,) = torch.autograd.grad(rotated.sum(), of_query)
+    assert torch.equal(gradient, torch.full_like(gradient, query.shape[0] * query.shape[2]))
+
+
 def test_a_rotation_alone_is_left_to_the_compiler():
     _, _, query, key, field = (each.float() for each in draw(SHAPES["grouped"]))
     assert not fuses_rotary(query, key, field, None, None)

@@ -111,9 +111,9 @@ def apply_rotary(
     """
     inside = columns is not None and columns.inside
     of_query, of_key = (None, None) if columns is None else (columns.query, columns.key)
-    trained = torch.is_grad_enabled() and (field.requires_grad or (changed is not None and changed.requires_grad))
-    if not trained and not (torch.is_grad_enabled() and (query.requires_grad or key.requires_grad)):
-        return _rotate(query, key, field, changed, of_query, of_key, inside)
+    trained = torch.is_grad_enabled() and _require_gradients(field, changed)
+    if not trained and not (torch.is_grad_enabled() and _require_gradients(query, key, of_query, of_key)):
+        return _rotate(query, key, field, changed, columns)
     if changed is not None and (field.requires_grad or not trained):
         field, changed = put_frequencies(field, changed), None
     if not trained:
@@ -129,16 +129,15 @@ def apply_rotary(
     return _ApplyRotary.apply(query, key, field, changed, of_query, of_key, inside)
 
 
+def _require_gradients(*tensors: Tensor | None) -> bool:
+    return any(tensor is not None and tensor.requires_grad for tensor in tensors)
+
+
 def _rotate(
-    query: Tensor,
-    key: Tensor,
-    field: Tensor,
-    changed: Tensor | None,
-    of_query: Tensor | None,
-    of_key: Tensor | None,
-    inside: bool,
+    query: Tensor, key: Tensor, field: Tensor, changed: Tensor | None, columns: Columns | None
 ) -> tuple[Tensor, Tensor]:
     """`apply_rotary` without gradients."""
+    of_query, of_key, inside = (None, None, False) if columns is None else columns
     if fuses_rotary(query, key, field, changed, of_query):
         rotated: tuple[Tensor, Tensor] = fused_rotary(query, key, field, changed, of_query, of_key, inside)
         return rotated
@@ -158,7 +157,8 @@ class _ApplyRotary(torch.autograd.Function):
         of_key: Tensor | None,
         inside: bool,
     ) -> tuple[Tensor, Tensor]:
-        query, key = _rotate(query, key, field, changed, of_query, of_key, inside)
+        columns = None if of_query is None or of_key is None else Columns(of_query, of_key, inside)
+        query, key = _rotate(query, key, field, changed, columns)
         ctx.save_for_backward(query, key, field, changed)
         ctx.columns, ctx.inside = 0 if of_query is None else of_query.shape[-1], inside
         return query, key

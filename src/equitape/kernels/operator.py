@@ -42,14 +42,9 @@ def _empty_gradients(gradient: Tensor, field: Tensor, attended: Tensor | None, *
 
 
 def _empty_rotated(
-    query: Tensor,
-    key: Tensor,
-    field: Tensor,
-    changed: Tensor | None,
-    of_query: Tensor | None,
-    of_key: Tensor | None,
-    inside: bool,
+    query: Tensor, key: Tensor, field: Tensor, changed: Tensor | None, of_query: Tensor | None, *others: Any
 ) -> tuple[Tensor, Tensor]:
+    _of_key, inside = others
     more = 0 if inside or of_query is None else of_query.shape[3]
     return _heads_together(query, more), _heads_together(key, more)
 
