@@ -13,13 +13,14 @@ import equitape
 from cases import gap
 from command_line import call, in_one_line, invoke
 from equitape.adapt import finetune as finetuning
+from equitape.commands.extend import FILES, PLAN, PROOF
 from equitape.data.tokenizers import byte_tokenizer
 from equitape.extend import prepare as preparation
 from equitape.extend import run as stages
 from equitape.extend.columns import comparator_settings, list_comparators
 from equitape.extend.prepare import PAGES_BYTES, bytes_on_disk, prepare
 from equitape.extend.proof import describe_success
-from equitape.extend.settings import COMPARATORS, ExtendSettings
+from equitape.extend.settings import BUDGETS, COMPARATORS, ExtendSettings
 from equitape.report.extension import better_columns, try_command
 from equitape.runs.extension import Extension
 from equitape.runs.files import plain
@@ -456,6 +457,11 @@ def test_a_folder_in_use_is_refused_before_texts_are_read(room, tmp_path, monkey
 
 def test_a_length_is_needed(room):
     assert "Missing option '--to'" in invoke("extend", room / "base", code=2)
+
+
+def test_every_setting_is_an_option():
+    listed = [*PLAN, *BUDGETS, *PROOF, *FILES]
+    assert sorted(listed) == sorted(ExtendSettings.__dataclass_fields__)
 
 
 def test_settings_have_one_budget():

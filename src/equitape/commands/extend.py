@@ -14,14 +14,15 @@ if TYPE_CHECKING:
     from ..runs.extension import Extension
 
 PLAN = (
-    "to", "method", "scaling", "scaling_factor", "theta", "lora_rank", "lora_alpha", "lora_targets", "row_length",
-    "batch_size", "whole_rows", "jumps", "recall", "learning_rate", "memory", "compile", "seed",
+    "to", "method", "scaling", "scaling_factor", "theta", "query_growth", "lora_rank", "lora_alpha", "lora_targets",
+    "row_length", "batch_size", "whole_rows", "jumps", "recall", "learning_rate", "memory", "compile", "seed",
 )  # fmt: skip
 NAMES = {"lora_targets": "lora-target"}
 PROOF = (
     "measure", "eval_data", "eval_lengths", "needle_lengths", "text_lengths", "samples", "windows", "harness",
     "batch_tokens", "tolerance", "retrieval_tolerance", "compare",
 )  # fmt: skip
+FILES = ("data", "tokenizer", "save")
 
 
 @takes_settings
@@ -32,7 +33,7 @@ def extend(
     ],
     budget: Annotated[dict[str, Any], OptionsOf(cls=ExtendSettings, panel="Budget", only=BUDGETS)],
     proof: Annotated[dict[str, Any], OptionsOf(cls=ExtendSettings, panel="Proof", only=PROOF)],
-    files: Annotated[dict[str, Any], OptionsOf(cls=ExtendSettings, only=("data", "tokenizer", "save"))],
+    files: Annotated[dict[str, Any], OptionsOf(cls=ExtendSettings, only=FILES)],
     out: Annotated[
         Path | None, typer.Option(help="Folder of adapter, model card and report. Default: runs/extend/BASE-TO.")
     ] = None,

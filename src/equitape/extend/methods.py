@@ -50,12 +50,12 @@ def choose_theta(config: EquitapeConfig, settings: ExtendSettings, tokens: float
     )
 
 
-def choose_growth(config: EquitapeConfig, settings: ExtendSettings, scaling: str | None) -> tuple[float, str]:
-    """How queries grow with the tokens read, and why."""
+def choose_growth(settings: ExtendSettings, scaling: str | None) -> tuple[float | None, str]:
+    """How queries grow with the tokens read, None for the base's growth, and why."""
     if settings.query_growth is not None:
         return settings.query_growth, "You set it."
     if scaling == "yarn":
-        return 0.0, "YaRN makes scores larger itself."
+        return None, "YaRN makes scores larger itself."
     return POLICY["query_growth"], (
         "Over more keys than in training attention gets flatter, so queries grow with the logarithm of the tokens "
         "read. On SmolLM2-135M this lowered perplexity at 65,536 tokens by 9 %."
@@ -93,9 +93,10 @@ def choose_method(
     if "theta" in method and scaling is not None and settings.theta is None:
         # the scaling replaces a larger base
         given["theta"] = float(encoding.get("theta", 10000.0))
-    growth, why_growth = choose_growth(config, settings, scaling)
-    if growth:
-        given["query_growth"] = growth
+    growth, why_growth = choose_growth(settings, scaling)
+    given["query_growth"] = growth
+    start = config.query_growth_start or config.context
+    grows = f"{growth:g} beyond {start:,} tokens" if growth else "unchanged" if growth is None else "none"
     if method == "longlora":
         given["group_size"] = max(row_length // 4, 2)
     lora = {"lora_rank": settings.lora_rank, "lora_alpha": settings.lora_alpha, "lora_targets": settings.lora_targets}
@@ -105,5 +106,5 @@ def choose_method(
     return adapt, [
         Choice(name="method", value=named, reason=f"{why} It means: {adapt.effects.idea}."),
         Choice(name="positions", value=positions[0], reason=positions[1]),
-        Choice(name="query growth", value=f"{growth:g} beyond {config.context:,} tokens", reason=why_growth),
+        Choice(name="query growth", value=grows, reason=why_growth),
     ]
