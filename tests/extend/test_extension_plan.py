@@ -133,6 +133,22 @@ def test_jumps_change_only_where_named(smollm2):
         ExtendSettings(to=65536, jumps={"shap": "uniform"})
 
 
+def test_options_of_tape_reach_the_methods_with_tape(smollm2):
+    settings = ExtendSettings(to=65536, method="theta+tape2+lora", tape={"mixer_size": 4})
+    assert make_plan(smollm2, settings, MUCH, GPU).adapt.tape == {"mixer_size": 4}
+    own = comparator_settings("tape2+lora@tape.layers=[0,2],steps=7", settings)
+    assert (own.tape, own.steps) == ({"mixer_size": 4, "layers": [0, 2]}, 7)
+    plan = make_plan(smollm2, own, MUCH, GPU)
+    assert plan.adapt.tape == own.tape
+    # methods without TAPE have none
+    for name in ("theta+lora", "yarn", "drope"):
+        assert comparator_settings(name, settings).tape is None
+    few = comparator_settings("theta+lora@lora_targets=[q_proj,k_proj],seed=1", settings)
+    assert (few.lora_targets, few.seed) == (("q_proj", "k_proj"), 1)
+    with pytest.raises(ValueError, match="does not use tape"):
+        make_plan(smollm2, ExtendSettings(to=65536, tape={"mixer_size": 4}), MUCH, GPU)
+
+
 def test_steps_on_a_cpu_are_taken_as_given(smollm2):
     plan = make_plan(smollm2, ExtendSettings(to=16384, steps=3), MUCH, CPU)
     assert (plan.row_length, plan.train.batch_size, plan.train.steps) == (4096, 8, 3)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 PLAN = (
     "to", "method", "scaling", "scaling_factor", "theta", "query_growth", "lora_rank", "lora_alpha", "lora_targets",
-    "row_length", "batch_size", "whole_rows", "jumps", "recall", "learning_rate", "memory", "compile", "seed",
+    "tape", "row_length", "batch_size", "whole_rows", "jumps", "recall", "learning_rate", "memory", "compile", "seed",
 )  # fmt: skip
 NAMES = {"lora_targets": "lora-target"}
 PROOF = (

@@ -11,26 +11,30 @@ LORA = {"lora_rank": None, "lora_alpha": None, "lora_targets": ()}
 def comparator_settings(name: str, settings: ExtendSettings) -> ExtendSettings:
     """The settings of a comparator: those of the extension, but for what its name says.
 
-    A learning rate and options of LoRA that are given for the extension hold for comparators of the same kind.
+    A learning rate and options of LoRA and TAPE that are given for the extension hold for comparators of the same kind.
     """
     way, changes = split_comparator(name)
     given = {**settings.to_dict(), "scaling": None, "theta": None, "compare": ()}
     if way in UNTRAINED:
         # positions alone change
-        return ExtendSettings.parse({**given, "method": "lora", "scaling": way, "query_growth": 0.0, **changes}, name)
+        given |= {"method": "lora", "scaling": way, "query_growth": 0.0, "tape": None}
+        return ExtendSettings.parse({**given, **changes}, name)
     method = way.removesuffix(WITHOUT_JUMPS)
     given["method"] = method
     adapt, own = adapt_method(method), adapt_method(chosen_method(settings))
     if not adapt.effects.lora:
         given |= LORA
+    if not adapt.effects.tape:
+        given["tape"] = None
     if train_defaults(adapt)["learning_rate"] != train_defaults(own)["learning_rate"]:
         given["learning_rate"] = None
     if "steps" in changes:
         given |= {"minutes": None, "tokens": None}
     if way.endswith(WITHOUT_JUMPS):
         given["jumps"] = {"rate": 0.0}
-    if "jumps" in changes:
-        changes["jumps"] = {**(given.get("jumps") or {}), **changes["jumps"]}
+    for name in ("jumps", "tape"):
+        if name in changes:
+            changes[name] = {**(given.get(name) or {}), **changes[name]}
     return ExtendSettings.parse({**given, **changes}, name)
 
 

@@ -1,5 +1,6 @@
 """The settings of an extension; imports nothing heavy."""
 
+import re
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args
 
@@ -32,9 +33,10 @@ BUDGETS = ("minutes", "tokens", "steps")
 EVERY_COMPARATOR = "all"
 OVERRIDES = (
     "theta", "scaling", "scaling_factor", "learning_rate", "recall", "jumps", "row_length", "batch_size", "steps",
-    "query_growth", "lora_rank", "lora_alpha", "seed",
+    "query_growth", "lora_rank", "lora_alpha", "lora_targets", "tape", "seed",
 )  # fmt: skip
 """Settings that a comparator can have for itself, as in theta+lora@theta=4e6,recall=0.5."""
+COMMA_OUTSIDE_BRACKETS = re.compile(r",(?![^\[]*\])")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +87,8 @@ class ExtendSettings(Settings):
     """LoRA's alpha; updates are scaled by alpha / rank. Default: that of adapt."""
     lora_targets: tuple[Target, ...] = ()
     """Linear layer that LoRA updates. Default: those of adapt."""
+    tape: dict[str, Any] | None = None
+    """Option of the TAPE encoding, for example layers=[0,1,2]. Default: those of adapt."""
     data: tuple[str, ...] = ("shipped:train",)
     """Text to train on: a file, folder, archive or hf:NAME:CONFIG:SPLIT."""
     eval_data: tuple[str, ...] = ("shipped:valid",)
@@ -153,7 +157,7 @@ def split_comparator(name: str) -> tuple[str, dict[str, Any]]:
     """(name without settings, the settings) of NAME@SETTING=VALUE,SETTING=VALUE."""
     way, _, rest = name.partition("@")
     changes: dict[str, Any] = {}
-    for pair in rest.split(",") if rest else ():
+    for pair in COMMA_OUTSIDE_BRACKETS.split(rest) if rest else ():
         set_value(changes, pair)
     for key in changes:
         if key not in OVERRIDES:
