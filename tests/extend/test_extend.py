@@ -21,7 +21,7 @@ from equitape.extend.columns import comparator_settings, list_comparators
 from equitape.extend.prepare import PAGES_BYTES, bytes_on_disk, prepare
 from equitape.extend.proof import describe_success
 from equitape.extend.settings import BUDGETS, COMPARATORS, ExtendSettings
-from equitape.report.extension import better_columns, try_command
+from equitape.report.extension import better_columns, damage_table, try_command
 from equitape.runs.extension import Extension
 from equitape.runs.files import plain
 from families import make_source
@@ -95,6 +95,15 @@ def test_figures_are_measured_on_both_models(done):
     assert agreement.tokens == 2 * CONTEXT
     assert 0 <= agreement.agreement < 100
     assert agreement.kl > 0
+
+
+def test_agreement_has_rows_only_where_it_was_measured(done):
+    extension = done[1]
+    names = [row[0].text for row in damage_table(extension).rows]
+    assert [name for name in names if "agreement" in name or "KL" in name] == names[-2:]
+    without = damage_table(replace(extension, agreements={}))
+    assert [row[0].text for row in without.rows] == names[:-2]
+    assert without.notes == []
 
 
 def test_a_better_column_is_named(done):
@@ -354,7 +363,7 @@ def test_scaling_and_theta_under_lora(room, tmp_path):
     folders = [tmp_path / "out", *(tmp_path / "out" / name / "training" for name in names)]
     configs = [equitape.load_adapter(room / "base", folder).config for folder in folders]
     # YaRN makes scores larger itself
-    assert [config.query_growth for config in configs] == [0, 0, 0.1]
+    assert [config.query_growth for config in configs] == [0, 0, 0.05]
     assert configs[2].query_growth_start == CONTEXT
     first, second, third = (config.encoding for config in configs)
     assert (first["kind"], first["theta"], first["scaling"]["kind"]) == ("rope", 3e5, "yarn")

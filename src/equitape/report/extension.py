@@ -155,13 +155,13 @@ def damage_table(extension: Extension) -> Table:
                 found.append(f"{number(now)} ({times})")
             rows.append(cells(f"perplexity of {text} at {length:,} ↓", number(was), *found))
     known = [extension.agreements.get(model) for model in others]
-    rows.append(cells("next-token agreement, % ↑", "100", *(number(a.agreement if a else None, 2) for a in known)))
-    rows.append(cells("KL from the original, nats per token ↓", "0", *(number(a.kl if a else None) for a in known)))
-    rows += harness_rows(extension, [ORIGINAL, *others])
     first = next((each for each in known if each is not None), None)
     notes = []
     if first is not None:
+        rows.append(cells("next-token agreement, % ↑", "100", *(number(a.agreement if a else None, 2) for a in known)))
+        rows.append(cells("KL from the original, nats per token ↓", "0", *(number(a.kl if a else None) for a in known)))
         notes = [f"Agreement and KL are of {first.tokens:,} predictions in windows of {first.length:,} tokens."]
+    rows += harness_rows(extension, [ORIGINAL, *others])
     return Table(title="Damage at short lengths", columns=["", ORIGINAL, *others], rows=rows, notes=notes)
 
 
