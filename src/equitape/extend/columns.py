@@ -32,9 +32,9 @@ def comparator_settings(name: str, settings: ExtendSettings) -> ExtendSettings:
         given |= {"minutes": None, "tokens": None}
     if way.endswith(WITHOUT_JUMPS):
         given["jumps"] = {"rate": 0.0}
-    for name in ("jumps", "tape"):
-        if name in changes:
-            changes[name] = {**(given.get(name) or {}), **changes[name]}
+    for part in ("jumps", "tape"):
+        if part in changes:
+            changes[part] = {**(given.get(part) or {}), **changes[part]}
     return ExtendSettings.parse({**given, **changes}, name)
 
 
