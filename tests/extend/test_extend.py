@@ -210,7 +210,7 @@ def test_a_ruined_model_is_no_success(room, tmp_path):
 
 
 def test_a_loss_that_is_not_a_number_is_no_success(room, tmp_path):
-    extension = extend(room, tmp_path / "out", learning_rate=30.0)
+    extension = extend(room, tmp_path / "out", learning_rate=1e30)
     assert extension.verdict.sentence.startswith("Not a success: The loss or its gradient was NaN or infinite at step")
     assert list(extension.reports) == ["original"]
     assert not (tmp_path / "out" / "adapter.json").exists()
