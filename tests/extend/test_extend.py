@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, BertConfig
 
 import equitape
@@ -446,6 +447,32 @@ def test_bases_that_do_not_fit(room, tmp_path):
     make_source(vocab_size=4000, max_position_embeddings=CONTEXT).save_pretrained(tmp_path / "other")
     attempt(tmp_path / "other", "There is no tokenizer in")
     attempt(tmp_path / "other", "it was trained with a different", "--tokenizer", room / "base")
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [("no file", "no file named"), ("no tensor", "lacks 1 of"), ("nan", "NaN or infinity in 1 weight, for example")],
+)
+def test_a_base_with_damaged_weights_leaves_nothing(room, tmp_path, damage, words):
+    """The same command works once the base is whole, without --resume."""
+    base, out = tmp_path / "base", tmp_path / "out"
+    shutil.copytree(room / "base", base)
+    weights = load_file(base / "model.safetensors")
+    if damage == "nan":
+        weights["model.norm.weight"][0] = float("nan")
+    else:
+        del weights["model.norm.weight"]
+    save_file(weights, base / "model.safetensors", metadata={"format": "pt"})
+    if damage == "no file":
+        (base / "model.safetensors").unlink()
+    options = options_of(room, steps=1)
+    with pytest.raises(ValueError, match=words):
+        equitape.extend(base, 128, out=out, **options)
+    assert not out.exists()
+    settings = ExtendSettings.parse({"to": 128, **options}, "extend")
+    with pytest.raises(ValueError, match=words):
+        stages.run_columns(prepare(base, settings), out, ["extended"])
+    assert not out.exists()
 
 
 def test_another_folder_is_left_alone(room, tmp_path):

@@ -27,6 +27,7 @@ from ..pretrained.adapter import DESCRIPTION, TENSORS
 from ..pretrained.adapting import build, load_adapter, name_of, save_whole
 from ..pretrained.card import CARD
 from ..pretrained.loading import choose_device
+from ..pretrained.weights import not_finite
 from ..registry import counted, describe_choices
 from ..report.extension import extension_card, write_extension
 from ..report.numbers import duration
@@ -58,9 +59,11 @@ def run(prepared: Prepared, out: Path, *, resume: bool = False, console: Console
         processes.wait_for_everyone()
         return Extension.read(out / RESULTS)
     check_out(prepared, out, resume)
+    stages = Stages(prepared, out, console)
+    stages.read_base()
     with locked(out):
         write_json(out / EXTEND, prepared.identity())
-        extension = Stages(prepared, out, console).run()
+        extension = stages.run()
     processes.wait_for_everyone()
     return extension
 
@@ -72,10 +75,12 @@ def run_columns(prepared: Prepared, out: Path, names: Sequence[str], console: Co
         if name not in known:
             raise ValueError(f"There is no column {name!r}.{describe_choices(name, known)}")
     check_out(prepared, out, resume=True)
+    stages = Stages(prepared, out, console)
+    stages.read_base()
     make_directory(out)
     if not (out / EXTEND).exists():
         write_json(out / EXTEND, prepared.identity())
-    Stages(prepared, out, console).columns(names)
+    stages.columns(names)
 
 
 class Stages:
@@ -86,6 +91,7 @@ class Stages:
         self.base, self.settings, self.plan = prepared.base, prepared.settings, prepared.plan
         self.agreements: dict[str, Agreement] = {}
         self.training: dict[str, Any] = {}
+        self.original: EvaluatedModel | None = None
         self.dtype = "bfloat16" if prepared.device.kind == "cuda" else "float32"
 
     def run(self) -> Extension:
@@ -110,6 +116,18 @@ class Stages:
         )
         self.write(extension)
         return extension
+
+    def read_base(self) -> None:
+        """Before the first file of a new folder is written: refuse a base whose weights are missing or damaged."""
+        if (self.out / EXTEND).exists():
+            return
+        self.original = self.evaluated(self.base, None, ORIGINAL)
+        damaged = not_finite(self.original.model)
+        if damaged:
+            raise ValueError(
+                f"The base has NaN or infinity in {counted(len(damaged), 'weight')}, for example {damaged[0]!r}; get "
+                f"its files again."
+            )
 
     def help(self) -> None:
         """Train with the first process, which does all else."""
@@ -138,8 +156,9 @@ class Stages:
         """The reports of a model by its name in the tables; None where its training failed."""
         if name == ORIGINAL:
             self.say("Measuring the original.")
-            # the loaded model is not kept: training needs the memory
-            return self.measure(ORIGINAL, lambda: self.evaluated(self.base, None, ORIGINAL))[0]
+            return self.measure(ORIGINAL, lambda: self.original or self.evaluated(self.base, None, ORIGINAL))[0]
+        # training needs the memory
+        self.original = None
         if name != EXTENDED:
             self.say(f"Comparing with {name}.")
             return self.compare(name)
