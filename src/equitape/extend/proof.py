@@ -29,6 +29,8 @@ QUESTIONS, FEW_QUESTIONS = 200, 50
 """Of the task of lm-eval, on a GPU and elsewhere."""
 FEWEST_QUESTIONS = 10
 HARNESS = "lm-eval"
+PLACES = ("options.include_path",)
+"""Settings of the harness that only say where the extension lies; its text decides the questions."""
 SHARES = ("acc", "exact_match")
 """Metrics of the harness, by the start of their names, that are shares of right answers."""
 
@@ -117,7 +119,7 @@ def measure(
             evaluated = evaluated or load()
             options = dict(given)
             task = build_evaluation(options.pop("task", name), options)
-            evaluate(evaluated, task, out, resume=True, batch_tokens=batch_tokens, console=console)
+            evaluate(evaluated, task, out, resume=True, batch_tokens=batch_tokens, ignored=PLACES, console=console)
         reports[name] = EvaluationReport.read(out / REPORT)
     return reports, evaluated
 
