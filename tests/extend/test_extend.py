@@ -263,6 +263,21 @@ def test_a_finished_extension_needs_no_model_again(room, done, monkeypatch):
         extend(room, out, **options, learning_rate=0.1)
 
 
+def test_what_is_trained_again_is_measured_again(room, done, tmp_path):
+    """Minutes of training give another model every time; figures and the whole model must be of the new one."""
+    out = tmp_path / "out"
+    shutil.copytree(done[0], out)
+    (out / "training" / "results.json").unlink()
+    old = out / "extended" / "perplexity" / "report.json"
+    report = json.loads(old.read_text())
+    old.write_text(json.dumps({**report, "metrics": {**report["metrics"], "perplexity_640": 1.0}}))
+    (out / "model" / "model.safetensors").write_bytes(b"of the old one")
+    again = extend(room, out, to=640, save="model", eval_lengths=[CONTEXT, 128, 640], resume=True)
+    assert again.verdict == done[1].verdict
+    weights = [(folder / "model" / "model.safetensors").read_bytes() for folder in (out, done[0])]
+    assert weights[0] == weights[1]
+
+
 def test_comparators_share_the_tables(room, tmp_path):
     extension = extend(room, tmp_path / "out", compare=["yarn", "lora-plain", "tape"], steps=2)
     assert list(extension.reports) == ["original", "extended", "yarn", "lora-plain", "tape"]

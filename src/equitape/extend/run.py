@@ -14,10 +14,11 @@ The folder of an extension holds
 """
 
 import os
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from rich.console import Console
 
@@ -41,7 +42,7 @@ from .last_words import write_task
 from .plan import ExtensionPlan
 from .prepare import EXTEND, Prepared, check_out, course_of, join_processes
 from .proof import AGREEMENT_WINDOWS, FEW_WINDOWS, HARNESS, Reports, agree, judge, measure
-from .settings import trains
+from .settings import Measure, trains
 
 RESULTS, AGREEMENT = "results.json", "agreement.json"
 TRAINING, MODEL = "training", "model"
@@ -134,7 +135,7 @@ class Stages:
         self.train(self.plan, self.out / TRAINING)
         for name, plan in self.prepared.comparators.items():
             if trains(name):
-                self.train(plan, self.out / name / TRAINING)
+                self.train(plan, self.training_folder(name))
 
     def columns(self, names: Sequence[str]) -> dict[str, Reports]:
         """The reports of these models, without those whose training failed. Says how long the rest will take."""
@@ -163,7 +164,7 @@ class Stages:
             self.say(f"Comparing with {name}.")
             return self.compare(name)
         self.say("Training.")
-        self.training = self.train(self.plan, self.out / TRAINING)
+        self.training = self.train_column(EXTENDED, self.plan)
         if self.training["status"] != "done":
             return None
         self.publish_adapter()
@@ -178,6 +179,20 @@ class Stages:
     def evaluated(self, model: str, base: str | None, label: str) -> EvaluatedModel:
         """A model to measure; all models of the proof have one dtype."""
         return load_evaluated_model(model, base=base, tokenizer=self.settings.tokenizer, dtype=self.dtype, label=label)
+
+    def training_folder(self, name: str) -> Path:
+        """Where a column's fine-tuning run is."""
+        return self.out / TRAINING if name == EXTENDED else self.out / name / TRAINING
+
+    def train_column(self, name: str, plan: ExtensionPlan) -> dict[str, Any]:
+        """The fine-tuning run of a column. Measurements before its end are of a training whose results are gone."""
+        folder = self.training_folder(name)
+        if read_finished(folder) is None:
+            old = [self.out / name / task for task in get_args(Measure)]
+            for path in [*old, self.out / MODEL] if name == EXTENDED else old:
+                shutil.rmtree(path, ignore_errors=True)
+            (self.out / name / AGREEMENT).unlink(missing_ok=True)
+        return self.train(plan, folder)
 
     def train(self, plan: ExtensionPlan, folder: Path) -> dict[str, Any]:
         """The fine-tuning run of a plan. A finished one needs no model again."""
@@ -228,10 +243,9 @@ class Stages:
         plan = self.prepared.comparators[name]
         if not trains(name):
             return self.measure_other(name, lambda: self.untrained(plan, name))
-        folder = self.out / name / TRAINING
-        if self.train(plan, folder)["status"] != "done":
+        if self.train_column(name, plan)["status"] != "done":
             return None
-        return self.measure_other(name, lambda: self.evaluated(str(folder), self.base, name))
+        return self.measure_other(name, lambda: self.evaluated(str(self.training_folder(name)), self.base, name))
 
     def untrained(self, plan: ExtensionPlan, name: str) -> EvaluatedModel:
         """The base with the positions of a plan."""
