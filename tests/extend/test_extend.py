@@ -278,6 +278,24 @@ def test_what_is_trained_again_is_measured_again(room, done, tmp_path):
     assert weights[0] == weights[1]
 
 
+@pytest.mark.parametrize("name", ["adapter.safetensors", "adapter.json"])
+@pytest.mark.parametrize("content", [None, b"{"])
+def test_a_success_needs_its_adapter(room, done, tmp_path, name, content):
+    """A finished extension whose adapter is missing or damaged is refused, and repeated as the sentence says."""
+    out = tmp_path / "out"
+    shutil.copytree(done[0], out)
+    (out / name).unlink()
+    if content is not None:
+        (out / name).write_bytes(content)
+    options = {"to": 640, "eval_lengths": [CONTEXT, 128, 640], "resume": True}
+    with pytest.raises(ValueError, match=rf"weights are lost: .*{name}.*\. Delete {out / 'training'}; then --resume"):
+        extend(room, out, **options)
+    if content is not None:
+        shutil.rmtree(out / "training")
+        assert extend(room, out, **options).verdict == done[1].verdict
+        assert (out / name).read_bytes() == (done[0] / name).read_bytes()
+
+
 def test_comparators_share_the_tables(room, tmp_path):
     extension = extend(room, tmp_path / "out", compare=["yarn", "lora-plain", "tape"], steps=2)
     assert list(extension.reports) == ["original", "extended", "yarn", "lora-plain", "tape"]

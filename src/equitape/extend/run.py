@@ -24,7 +24,7 @@ from rich.console import Console
 
 from ..adapt.finetune import finetune, read_finished, remove_checkpoints
 from ..evaluation import load_evaluated_model
-from ..pretrained.adapter import DESCRIPTION, TENSORS
+from ..pretrained.adapter import DESCRIPTION, TENSORS, read_description, read_tensors
 from ..pretrained.adapting import build, load_adapter, name_of, save_whole
 from ..pretrained.card import CARD
 from ..pretrained.loading import choose_device
@@ -33,6 +33,7 @@ from ..registry import counted, describe_choices
 from ..report.extension import extension_card, write_extension
 from ..report.numbers import duration
 from ..runs.environment import describe_environment
+from ..runs.errors import first_line
 from ..runs.extension import EXTENDED, ORIGINAL, Agreement, Extension
 from ..runs.files import make_directory, plain, read_json, write_json, write_text
 from ..runs.lock import locked
@@ -167,7 +168,6 @@ class Stages:
         self.training = self.train_column(EXTENDED, self.plan)
         if self.training["status"] != "done":
             return None
-        self.publish_adapter()
         self.say("Measuring the extended model.")
         return self.measure_other(EXTENDED, lambda: self.evaluated(str(self.out), self.base, EXTENDED))
 
@@ -187,12 +187,18 @@ class Stages:
     def train_column(self, name: str, plan: ExtensionPlan) -> dict[str, Any]:
         """The fine-tuning run of a column. Measurements before its end are of a training whose results are gone."""
         folder = self.training_folder(name)
-        if read_finished(folder) is None:
+        finished = read_finished(folder) is not None
+        if not finished:
             old = [self.out / name / task for task in get_args(Measure)]
             for path in [*old, self.out / MODEL] if name == EXTENDED else old:
                 shutil.rmtree(path, ignore_errors=True)
             (self.out / name / AGREEMENT).unlink(missing_ok=True)
-        return self.train(plan, folder)
+        found = self.train(plan, folder)
+        if name == EXTENDED and found["status"] == "done":
+            self.publish_adapter()
+        if finished:
+            check_adapter(self.out if name == EXTENDED else folder, folder)
+        return found
 
     def train(self, plan: ExtensionPlan, folder: Path) -> dict[str, Any]:
         """The fine-tuning run of a plan. A finished one needs no model again."""
@@ -268,3 +274,14 @@ class Stages:
     def has_model(self) -> bool:
         """Whether the whole model was written, its tokenizer included."""
         return (self.out / MODEL / "tokenizer_config.json").exists()
+
+
+def check_adapter(folder: Path, training: Path) -> None:
+    """Raise ValueError where the adapter of a finished training is missing or damaged; its figures may be there."""
+    try:
+        read_tensors(folder, read_description(folder))
+    except ValueError as error:
+        reason = first_line(error).partition(";")[0]
+        raise ValueError(
+            f"The trained weights are lost: {reason}. Delete {training}; then --resume trains and measures again."
+        ) from None
