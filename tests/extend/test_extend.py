@@ -22,7 +22,7 @@ from equitape.extend.columns import comparator_settings, list_comparators
 from equitape.extend.prepare import PAGES_BYTES, bytes_on_disk, prepare
 from equitape.extend.proof import describe_success
 from equitape.extend.settings import BUDGETS, COMPARATORS, ExtendSettings
-from equitape.report.extension import better_columns, damage_table, try_command
+from equitape.report.extension import better_columns, damage_table, extension_card, try_command
 from equitape.runs.extension import Extension
 from equitape.runs.files import plain
 from families import make_source
@@ -169,6 +169,29 @@ def test_the_result_loads(room, done):
     assert "[report.md](../report.md)" in card
     command = (out / "README.md").read_text().partition("equitape generate ")[2].splitlines()[0]
     assert str(room / "base") in command
+
+
+def test_cards_follow_the_verdict(room, done, tmp_path):
+    """Also that of a whole model that was written before, and cards that a kill or a damage took away."""
+    out = tmp_path / "out"
+    shutil.copytree(done[0], out)
+    cards = [out / "README.md", out / "model" / "README.md"]
+    whole = [path.read_text() for path in cards]
+    options = {"to": 640, "save": "model", "eval_lengths": [CONTEXT, 128, 640], "resume": True}
+    worse = replace(done[1].verdict, success=False, sentence="Not a success: it rose.")
+    changed = replace(done[1], folder=str(out), verdict=worse)
+    for path, text, inside in zip(cards, whole, ("", "model"), strict=True):
+        path.write_text(extension_card(changed, text, inside))
+        assert path.read_text().replace(worse.sentence, done[1].verdict.sentence) == text.replace(
+            str(done[0]), str(out)
+        )
+    extend(room, out, **options)
+    expected = [text.replace(str(done[0]), str(out)) for text in whole]
+    assert [path.read_text() for path in cards] == expected
+    (out / "training" / "README.md").write_text("damaged")
+    (out / "model" / "README.md").unlink()
+    extend(room, out, **options)
+    assert [path.read_text() for path in cards] == expected
 
 
 def test_the_command_to_try_suits_the_tokenizer(done):

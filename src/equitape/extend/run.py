@@ -26,11 +26,12 @@ from ..adapt.finetune import finetune, read_finished, remove_checkpoints
 from ..evaluation import load_evaluated_model
 from ..pretrained.adapter import DESCRIPTION, TENSORS, read_description, read_tensors
 from ..pretrained.adapting import build, load_adapter, name_of, save_whole
-from ..pretrained.card import CARD
+from ..pretrained.card import CARD, adapter_card, model_card
 from ..pretrained.loading import choose_device
+from ..pretrained.settings import adaptation_of
 from ..pretrained.weights import not_finite
 from ..registry import counted, describe_choices
-from ..report.extension import extension_card, write_extension
+from ..report.extension import extension_card, has_title, write_extension
 from ..report.numbers import duration
 from ..runs.environment import describe_environment
 from ..runs.errors import first_line
@@ -260,16 +261,25 @@ class Stages:
 
     def write(self, extension: Extension) -> None:
         """Card, pages, figures, and the whole model where asked for."""
-        own = self.out / TRAINING / CARD
-        if own.exists():
-            write_text(self.out / CARD, extension_card(extension, own.read_text(encoding="utf-8")))
-        if self.settings.save == "model" and extension.training["status"] == "done" and not self.has_model():
-            folder = self.out / MODEL
-            save_whole(load_adapter(self.base, self.out), self.prepared.tokenizer, folder)
-            card = (folder / CARD).read_text(encoding="utf-8")
-            write_text(folder / CARD, extension_card(extension, card, MODEL))
+        if extension.training["status"] == "done":
+            own = self.card(self.out / TRAINING / CARD, adapter_card)
+            write_text(self.out / CARD, extension_card(extension, own))
+            if self.settings.save == "model":
+                folder = self.out / MODEL
+                if not self.has_model():
+                    save_whole(load_adapter(self.base, self.out), self.prepared.tokenizer, folder)
+                # a model that was there already may have the card of another verdict, or none
+                write_text(folder / CARD, extension_card(extension, self.card(folder / CARD, model_card), MODEL))
         write_extension(extension, self.out)
         write_json(self.out / RESULTS, extension.to_dict())
+
+    def card(self, path: Path, make: Callable[..., str]) -> str:
+        """A model card; made again where the file is missing or damaged."""
+        text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+        if has_title(text):
+            return text
+        model = load_adapter(self.base, self.out)
+        return make(model, adaptation_of(model))
 
     def has_model(self) -> bool:
         """Whether the whole model was written, its tokenizer included."""
