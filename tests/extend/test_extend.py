@@ -319,6 +319,38 @@ def test_a_success_needs_its_adapter(room, done, tmp_path, name, content):
         assert (out / name).read_bytes() == (done[0] / name).read_bytes()
 
 
+@pytest.mark.parametrize("content", ["{", "{}", "[1]", '"'])
+@pytest.mark.parametrize("name", ["original/perplexity/report.json", "extended/agreement.json", "results.json"])
+def test_damaged_figures_are_made_again(room, done, tmp_path, name, content):
+    out = tmp_path / "out"
+    shutil.copytree(done[0], out)
+    (out / name).write_text(content)
+    again = extend(room, out, to=640, eval_lengths=[CONTEXT, 128, 640], resume=True)
+    assert (again.verdict, again.agreements) == (done[1].verdict, done[1].agreements)
+    assert Extension.read(out / "results.json").verdict == done[1].verdict
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("extend.json", "{", "extend.json is damaged; choose another directory"),
+        ("extend.json", '{"settings": 3}', "extend.json is damaged; choose another directory"),
+        ("original/passkey/settings.json", "{", "is missing or damaged; delete .*passkey, and --resume measures that"),
+        ("training/results.json", "{", "results.json is damaged; delete it to repeat the run"),
+        ("training/results.json", '{"status": "done"}', "results.json is damaged; delete it to repeat the run"),
+    ],
+)
+def test_damaged_files_are_named(room, done, tmp_path, name, content, words):
+    """With what to do, and without losing anything else."""
+    out = tmp_path / "out"
+    shutil.copytree(done[0], out)
+    (out / name).write_text(content)
+    kept = sorted(out.rglob("*"))
+    with pytest.raises(ValueError, match=words):
+        extend(room, out, to=640, eval_lengths=[CONTEXT, 128, 640], resume=True)
+    assert sorted(out.rglob("*")) == kept
+
+
 def test_comparators_share_the_tables(room, tmp_path):
     extension = extend(room, tmp_path / "out", compare=["yarn", "lora-plain", "tape"], steps=2)
     assert list(extension.reports) == ["original", "extended", "yarn", "lora-plain", "tape"]

@@ -205,8 +205,8 @@ def check_out(prepared: Prepared, out: Path, resume: bool) -> None:
 def read_identity(out: Path) -> dict[str, Any]:
     """What decided the results in a folder."""
     found = read_json(out / EXTEND)
-    if not isinstance(found, dict):
-        raise ValueError(f"{out / EXTEND} cannot be read; choose another directory.")
+    if not isinstance(found, dict) or not isinstance(found.get("settings"), dict):
+        raise ValueError(f"{out / EXTEND} is damaged; choose another directory.")
     return found
 
 

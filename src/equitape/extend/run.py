@@ -36,7 +36,7 @@ from ..report.numbers import duration
 from ..runs.environment import describe_environment
 from ..runs.errors import first_line
 from ..runs.extension import EXTENDED, ORIGINAL, Agreement, Extension
-from ..runs.files import make_directory, plain, read_json, write_json, write_text
+from ..runs.files import make_directory, plain, write_json, write_text
 from ..runs.lock import locked
 from ..tasks.evaluated_model import EvaluatedModel
 from ..training.fit import check_processes
@@ -232,17 +232,16 @@ class Stages:
         """The reports of a model, and its agreement with the original."""
         reports, evaluated = self.measure(name, load)
         kept = self.out / name / AGREEMENT
-        found = read_json(kept)
-        if found is None and "agreement" not in self.settings.measure:
-            return reports
-        if found is None:
+        found = read_agreement(kept)
+        if found is None and "agreement" in self.settings.measure:
             evaluated = evaluated or load()
             original = self.evaluated(self.base, None, ORIGINAL)
             length = max(self.plan.short)
             windows = AGREEMENT_WINDOWS if self.prepared.device.kind == "cuda" else FEW_WINDOWS
-            found = agree(original.model, evaluated.model, self.prepared.held_out, length, windows).to_dict()
-            write_json(kept, found)
-        self.agreements[name] = Agreement.from_dict(found)
+            found = agree(original.model, evaluated.model, self.prepared.held_out, length, windows)
+            write_json(kept, found.to_dict())
+        if found is not None:
+            self.agreements[name] = found
         return reports
 
     def compare(self, name: str) -> Reports | None:
@@ -284,6 +283,14 @@ class Stages:
     def has_model(self) -> bool:
         """Whether the whole model was written, its tokenizer included."""
         return (self.out / MODEL / "tokenizer_config.json").exists()
+
+
+def read_agreement(path: Path) -> Agreement | None:
+    """A kept agreement; None where there is none, or a damaged one."""
+    try:
+        return Agreement.read(path)
+    except ValueError:
+        return None
 
 
 def check_adapter(folder: Path, training: Path) -> None:
