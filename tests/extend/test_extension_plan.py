@@ -172,3 +172,10 @@ def test_ends_of_documents_are_left_out_where_they_are_a_tenth_at_most(smollm2, 
     assert ("whole_rows" in plan.identity()) is whole
     asked = make_plan(smollm2, ExtendSettings(to=131072, whole_rows=not whole), text, GPU)
     assert asked.whole_rows is not whole
+
+
+def test_every_value_of_lora_counts(smollm2):
+    """Also one that turns LoRA off."""
+    plan = make_plan(smollm2, ExtendSettings(to=16384, lora_alpha=0.0, lora_rank=4), MUCH, CPU)
+    assert (plan.adapt.lora_alpha, plan.adapt.lora_rank) == (0, 4)
+    assert make_plan(smollm2, ExtendSettings(to=16384), MUCH, CPU).adapt.lora_alpha == 16

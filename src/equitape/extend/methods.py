@@ -102,7 +102,7 @@ def choose_method(
     if method == "longlora":
         given["group_size"] = max(row_length // 4, 2)
     lora = {"lora_rank": settings.lora_rank, "lora_alpha": settings.lora_alpha, "lora_targets": settings.lora_targets}
-    given |= {name: value for name, value in {**lora, "tape": settings.tape}.items() if value}
+    given |= {name: value for name, value in {**lora, "tape": settings.tape}.items() if value or value == 0}
     adapt = AdaptSettings.parse(given, "extend")
     why = BEST if settings.method == "auto" else "You asked for this method."
     return adapt, [
