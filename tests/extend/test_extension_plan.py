@@ -179,3 +179,10 @@ def test_every_value_of_lora_counts(smollm2):
     plan = make_plan(smollm2, ExtendSettings(to=16384, lora_alpha=0.0, lora_rank=4), MUCH, CPU)
     assert (plan.adapt.lora_alpha, plan.adapt.lora_rank) == (0, 4)
     assert make_plan(smollm2, ExtendSettings(to=16384), MUCH, CPU).adapt.lora_alpha == 16
+
+
+def test_a_method_that_scales_positions_takes_no_other_scaling(smollm2):
+    with pytest.raises(ValueError, match=r"The method yarn\+lora scales positions by yarn; drop the scaling 'linear'"):
+        make_plan(smollm2, ExtendSettings(to=16384, method="yarn+lora", scaling="linear"), MUCH, CPU)
+    plan = make_plan(smollm2, ExtendSettings(to=16384, method="yarn+lora", scaling="yarn"), MUCH, CPU)
+    assert plan.adapt.scaling == "yarn"

@@ -70,6 +70,8 @@ def choose_method(
     """What changes in the model, and why. tokens: of the whole training."""
     named = chosen_method(settings)
     own, method = split_method(named)
+    if own is not None and settings.scaling not in (None, own):
+        raise ValueError(f"The method {named} scales positions by {own}; drop the scaling {settings.scaling!r}.")
     scaling, factor = settings.scaling or own, settings.scaling_factor or settings.to / config.context
     encoding = config.encoding if isinstance(config.encoding, dict) else {}
     given: dict[str, Any] = {"method": method, "context": settings.to, "seed": settings.seed}
