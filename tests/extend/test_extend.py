@@ -501,6 +501,8 @@ def test_refusals_before_any_work(room, tmp_path, monkeypatch):
     attempt("The held-out text reaches 10 tokens, and showing more", eval_data=tmp_path / "short")
     attempt("There is no file or folder", data=tmp_path / "nowhere")
     attempt("is in data and in eval_data", data=room / "test")
+    attempt("is in data and in eval_data", data=room / "data" / ".." / "test")
+    attempt("is in data and in eval_data", data=next((room / "test").iterdir()))
     attempt("minutes and steps are given", "--minutes", 1)
     attempt("There is no comparator 'lora+yarn'", "--compare", "lora+yarn@recall=0.5")
     attempt("cannot set 'minutes' for itself", "--compare", "lora@minutes=3")
