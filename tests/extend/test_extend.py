@@ -280,6 +280,8 @@ def test_a_finished_extension_needs_no_model_again(room, done, monkeypatch):
     # the tolerance changes the verdict alone
     strict = extend(room, out, **options, tolerance=1.0)
     assert strict.verdict.success
+    # and how a training is compiled, nothing once it ended
+    assert extend(room, out, **options, compile=True).verdict == extension.verdict
     with pytest.raises(ValueError, match=r"already holds this extension; continue it with --resume"):
         extend(room, out, to=640, eval_lengths=[CONTEXT, 128, 640])
     with pytest.raises(ValueError, match=r"holds a different extension \(settings.learning_rate was 0.002, now 0.1\)"):

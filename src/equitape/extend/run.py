@@ -204,8 +204,12 @@ class Stages:
     def train(self, plan: ExtensionPlan, folder: Path) -> dict[str, Any]:
         """The fine-tuning run of a plan. A finished one needs no model again."""
         finished = read_finished(folder)
-        planned = {"adapt": plan.adapt.to_dict(), "train": plan.train.to_dict()}
-        if finished is not None and plain(planned) == {name: finished[name] for name in planned}:
+        planned = {name: plan.identity()[name] for name in ("adapt", "train")}
+        # how a training is compiled matters only until it ends
+        if finished is not None and plain(planned) == {
+            "adapt": finished["adapt"],
+            "train": {**finished["train"], "compile": False},
+        }:
             if join_processes().is_main_process:
                 remove_checkpoints(folder)
             return finished
