@@ -186,3 +186,16 @@ def test_a_method_that_scales_positions_takes_no_other_scaling(smollm2):
         make_plan(smollm2, ExtendSettings(to=16384, method="yarn+lora", scaling="linear"), MUCH, CPU)
     plan = make_plan(smollm2, ExtendSettings(to=16384, method="yarn+lora", scaling="yarn"), MUCH, CPU)
     assert plan.adapt.scaling == "yarn"
+
+
+@pytest.mark.parametrize("to", [8192 + 1, 16384])
+def test_rows_as_long_as_the_new_context_need_no_jumps(smollm2, to):
+    plan = make_plan(smollm2, ExtendSettings(to=to, row_length=to), MUCH, CPU)
+    reasons = {choice.name: choice.reason for choice in plan.choices}
+    assert plan.train.jumps is None
+    assert reasons["jumps"] == "The rows are as long as the new context."
+    assert reasons["rows"].startswith(
+        "You asked for rows longer than the base's context. By the estimate training takes"
+    )
+    asked = make_plan(smollm2, ExtendSettings(to=to, row_length=to, jumps={"rate": 0.1}), MUCH, CPU)
+    assert asked.train.jumps == Jumps(rate=0.1, shape="log")

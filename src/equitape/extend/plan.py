@@ -198,12 +198,15 @@ def choose_training(
     few = "few weights train" if not adapt.effects.everything else "all weights train"
     shown = f"{batch_size // accumulation} at a time{', activations recomputed' if checkpointing else ''}"
     fits = "fits into" if memory <= room else "is more than"
+    why = "Rows no longer than the base's context need no more memory than it; by the estimate"
+    if row_length > costs.config.context:
+        why = "You asked for rows longer than the base's context. By the estimate"
     choices = [
         Choice(
             name="rows",
             value=f"{batch_size} of {row_length:,} tokens per step, {shown}",
-            reason=f"Rows no longer than the base's context need no more memory than it; by the estimate training "
-            f"takes {memory / 2**30:.1f} GiB, which {fits} the {room / 2**30:.0f} GiB that it may take here.",
+            reason=f"{why} training takes {memory / 2**30:.1f} GiB, which {fits} the {room / 2**30:.0f} GiB that it "
+            f"may take here.",
         ),
         Choice(
             name="jumps",
@@ -212,6 +215,8 @@ def choose_training(
             if adapt.method in WITHOUT_IDS
             else f"You set {', '.join(settings.jumps)}."
             if settings.jumps
+            else "The rows are as long as the new context."
+            if row_length == settings.to
             else f"About {POLICY['jumps_per_row']} jumps per row show the short rows all distances of the new context, "
             f"and none beyond it.",
         ),
@@ -255,11 +260,12 @@ def choose_jumps(settings: ExtendSettings, adapt: AdaptSettings, row_length: int
     if adapt.method in WITHOUT_IDS:
         return Jumps(rate=0.0)
     largest = settings.to / row_length - 1
+    if largest == 0 and not settings.jumps:
+        return Jumps(rate=0.0)
     chosen = {
         "rate": min(POLICY["jumps_per_row"] / row_length, 1.0),
-        "size": largest,
-        "total": largest,
         "shape": POLICY["jump_shape"],
+        **({"size": largest, "total": largest} if largest > 0 else {}),
     }
     return Jumps.parse({**chosen, **(settings.jumps or {})}, "jumps")
 
