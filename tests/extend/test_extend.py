@@ -510,6 +510,8 @@ def test_refusals_before_any_work(room, tmp_path, monkeypatch):
     attempt("cannot set 'minutes' for itself", "--compare", "lora@minutes=3")
     attempt("lora@recall=2: recall", "--compare", "lora@recall=2")
     attempt("row_length is 129; it must be at most the context, 128", "--row-length", 129)
+    attempt("lora@row_length=129 cannot be compared: row_length is 129; it", "--compare", "lora@row_length=129")
+    attempt("too few for one row of 100,000", "--compare", "lora@row_length=100000", to=100000)
     attempt("Did you mean 'theta+lora'", "--method", "theta-lora")
     monkeypatch.setattr(shutil, "disk_usage", lambda place: shutil._ntuple_diskusage(100, 90, 10))
     attempt("has 0.0 GiB left; free some space, or choose another folder with --out.")

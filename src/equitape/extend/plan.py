@@ -85,6 +85,8 @@ def make_plan(config: EquitapeConfig, settings: ExtendSettings, text: Text, devi
     check_length(config, settings)
     costs = ModelCosts(config)
     row_length, batch_size = choose_rows(config, settings, device)
+    if text.train < row_length:
+        raise ValueError(f"The data has {text.train:,} tokens, too few for one row of {row_length:,}; give more text.")
     step = training_seconds(costs, device, batch_size, row_length)
     budget = choose_budget(settings, row_length * batch_size, text, device, step)
     adapt, positions = choose_method(config, settings, row_length, budget.tokens)
@@ -115,11 +117,13 @@ def make_plan(config: EquitapeConfig, settings: ExtendSettings, text: Text, devi
 
 
 def check_length(config: EquitapeConfig, settings: ExtendSettings) -> None:
-    """Raise ValueError for a context that the base has already."""
+    """Raise ValueError for a context that the base has already, and for rows above it."""
     if settings.to <= config.context:
         raise ValueError(
             f"The base reads {config.context:,} tokens already; give a length above that for --to, not {settings.to:,}."
         )
+    if settings.row_length is not None and settings.row_length > settings.to:
+        raise ValueError(f"row_length is {settings.row_length}; it must be at most the context, {settings.to} tokens.")
 
 
 def minutes_of(settings: ExtendSettings, device: Device) -> float | None:
