@@ -199,3 +199,12 @@ def test_rows_as_long_as_the_new_context_need_no_jumps(smollm2, to):
     )
     asked = make_plan(smollm2, ExtendSettings(to=to, row_length=to, jumps={"rate": 0.1}), MUCH, CPU)
     assert asked.train.jumps == Jumps(rate=0.1, shape="log")
+
+
+@pytest.mark.parametrize(
+    ("budget", "shown"),
+    [({"steps": 1}, "1 step"), ({"minutes": 1.5}, "1.5 minutes"), ({"tokens": 2**21}, "2,097,152 tokens")],
+)
+def test_the_budget_is_readable(smollm2, budget, shown):
+    plan = make_plan(smollm2, ExtendSettings(to=16384, **budget), MUCH, CPU)
+    assert {choice.name: choice.value for choice in plan.choices}["budget"] == shown

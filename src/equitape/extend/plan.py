@@ -232,7 +232,8 @@ def choose_training(
         Choice(
             name="budget",
             value=", ".join(
-                f"{value:,g} {name}" if value < 1e6 else f"{value:,} {name}" for name, value in budget.given.items()
+                f"{format(value, ',g' if value < 1e6 else ',')} {name.removesuffix('s') if value == 1 else name}"
+                for name, value in budget.given.items()
             ),
             reason=budget.reason,
         ),
