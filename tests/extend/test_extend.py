@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, BertConfig
 
 import equitape
@@ -21,7 +22,7 @@ from equitape.extend.columns import comparator_settings, list_comparators
 from equitape.extend.prepare import PAGES_BYTES, bytes_on_disk, prepare
 from equitape.extend.proof import describe_success
 from equitape.extend.settings import BUDGETS, COMPARATORS, ExtendSettings
-from equitape.report.extension import better_columns, damage_table, try_command
+from equitape.report.extension import better_columns, damage_table, extension_card, try_command
 from equitape.runs.extension import Extension
 from equitape.runs.files import plain
 from families import make_source
@@ -170,6 +171,29 @@ def test_the_result_loads(room, done):
     assert str(room / "base") in command
 
 
+def test_cards_follow_the_verdict(room, done, tmp_path):
+    """Also that of a whole model that was written before, and cards that a kill or a damage took away."""
+    out = tmp_path / "out"
+    shutil.copytree(done[0], out)
+    cards = [out / "README.md", out / "model" / "README.md"]
+    whole = [path.read_text() for path in cards]
+    options = {"to": 640, "save": "model", "eval_lengths": [CONTEXT, 128, 640], "resume": True}
+    worse = replace(done[1].verdict, success=False, sentence="Not a success: it rose.")
+    changed = replace(done[1], folder=str(out), verdict=worse)
+    for path, text, inside in zip(cards, whole, ("", "model"), strict=True):
+        path.write_text(extension_card(changed, text, inside))
+        assert path.read_text().replace(worse.sentence, done[1].verdict.sentence) == text.replace(
+            str(done[0]), str(out)
+        )
+    extend(room, out, **options)
+    expected = [text.replace(str(done[0]), str(out)) for text in whole]
+    assert [path.read_text() for path in cards] == expected
+    (out / "training" / "README.md").write_text("damaged")
+    (out / "model" / "README.md").unlink()
+    extend(room, out, **options)
+    assert [path.read_text() for path in cards] == expected
+
+
 def test_the_command_to_try_suits_the_tokenizer(done):
     out, extension = done
     own = {**extension.settings, "tokenizer": "my words"}
@@ -257,10 +281,77 @@ def test_a_finished_extension_needs_no_model_again(room, done, monkeypatch):
     # the tolerance changes the verdict alone
     strict = extend(room, out, **options, tolerance=1.0)
     assert strict.verdict.success
+    # and how a training is compiled, nothing once it ended
+    assert extend(room, out, **options, compile=True).verdict == extension.verdict
     with pytest.raises(ValueError, match=r"already holds this extension; continue it with --resume"):
         extend(room, out, to=640, eval_lengths=[CONTEXT, 128, 640])
     with pytest.raises(ValueError, match=r"holds a different extension \(settings.learning_rate was 0.002, now 0.1\)"):
         extend(room, out, **options, learning_rate=0.1)
+
+
+def test_what_is_trained_again_is_measured_again(room, done, tmp_path):
+    """Minutes of training give another model every time; figures and the whole model must be of the new one."""
+    out = tmp_path / "out"
+    shutil.copytree(done[0], out)
+    (out / "training" / "results.json").unlink()
+    old = out / "extended" / "perplexity" / "report.json"
+    report = json.loads(old.read_text())
+    old.write_text(json.dumps({**report, "metrics": {**report["metrics"], "perplexity_640": 1.0}}))
+    (out / "model" / "model.safetensors").write_bytes(b"of the old one")
+    again = extend(room, out, to=640, save="model", eval_lengths=[CONTEXT, 128, 640], resume=True)
+    assert again.verdict == done[1].verdict
+    weights = [(folder / "model" / "model.safetensors").read_bytes() for folder in (out, done[0])]
+    assert weights[0] == weights[1]
+
+
+@pytest.mark.parametrize("name", ["adapter.safetensors", "adapter.json"])
+@pytest.mark.parametrize("content", [None, b"{"])
+def test_a_success_needs_its_adapter(room, done, tmp_path, name, content):
+    """A finished extension whose adapter is missing or damaged is refused, and repeated as the sentence says."""
+    out = tmp_path / "out"
+    shutil.copytree(done[0], out)
+    (out / name).unlink()
+    if content is not None:
+        (out / name).write_bytes(content)
+    options = {"to": 640, "eval_lengths": [CONTEXT, 128, 640], "resume": True}
+    with pytest.raises(ValueError, match=rf"weights are lost: .*{name}.*\. Delete {out / 'training'}; then --resume"):
+        extend(room, out, **options)
+    if content is not None:
+        shutil.rmtree(out / "training")
+        assert extend(room, out, **options).verdict == done[1].verdict
+        assert (out / name).read_bytes() == (done[0] / name).read_bytes()
+
+
+@pytest.mark.parametrize("content", ["{", "{}", "[1]", '"'])
+@pytest.mark.parametrize("name", ["original/perplexity/report.json", "extended/agreement.json", "results.json"])
+def test_damaged_figures_are_made_again(room, done, tmp_path, name, content):
+    out = tmp_path / "out"
+    shutil.copytree(done[0], out)
+    (out / name).write_text(content)
+    again = extend(room, out, to=640, eval_lengths=[CONTEXT, 128, 640], resume=True)
+    assert (again.verdict, again.agreements) == (done[1].verdict, done[1].agreements)
+    assert Extension.read(out / "results.json").verdict == done[1].verdict
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("extend.json", "{", "extend.json is damaged; choose another directory"),
+        ("extend.json", '{"settings": 3}', "extend.json is damaged; choose another directory"),
+        ("original/passkey/settings.json", "{", "is missing or damaged; delete .*passkey, and --resume measures that"),
+        ("training/results.json", "{", "results.json is damaged; delete it to repeat the run"),
+        ("training/results.json", '{"status": "done"}', "results.json is damaged; delete it to repeat the run"),
+    ],
+)
+def test_damaged_files_are_named(room, done, tmp_path, name, content, words):
+    """With what to do, and without losing anything else."""
+    out = tmp_path / "out"
+    shutil.copytree(done[0], out)
+    (out / name).write_text(content)
+    kept = sorted(out.rglob("*"))
+    with pytest.raises(ValueError, match=words):
+        extend(room, out, to=640, eval_lengths=[CONTEXT, 128, 640], resume=True)
+    assert sorted(out.rglob("*")) == kept
 
 
 def test_comparators_share_the_tables(room, tmp_path):
@@ -413,11 +504,15 @@ def test_refusals_before_any_work(room, tmp_path, monkeypatch):
     attempt("The held-out text reaches 10 tokens, and showing more", eval_data=tmp_path / "short")
     attempt("There is no file or folder", data=tmp_path / "nowhere")
     attempt("is in data and in eval_data", data=room / "test")
+    attempt("is in data and in eval_data", data=room / "data" / ".." / "test")
+    attempt("is in data and in eval_data", data=next((room / "test").iterdir()))
     attempt("minutes and steps are given", "--minutes", 1)
     attempt("There is no comparator 'lora+yarn'", "--compare", "lora+yarn@recall=0.5")
     attempt("cannot set 'minutes' for itself", "--compare", "lora@minutes=3")
     attempt("lora@recall=2: recall", "--compare", "lora@recall=2")
     attempt("row_length is 129; it must be at most the context, 128", "--row-length", 129)
+    attempt("lora@row_length=129 cannot be compared: row_length is 129; it", "--compare", "lora@row_length=129")
+    attempt("too few for one row of 100,000", "--compare", "lora@row_length=100000", to=100000)
     attempt("Did you mean 'theta+lora'", "--method", "theta-lora")
     monkeypatch.setattr(shutil, "disk_usage", lambda place: shutil._ntuple_diskusage(100, 90, 10))
     attempt("has 0.0 GiB left; free some space, or choose another folder with --out.")
@@ -447,6 +542,32 @@ def test_bases_that_do_not_fit(room, tmp_path):
     make_source(vocab_size=4000, max_position_embeddings=CONTEXT).save_pretrained(tmp_path / "other")
     attempt(tmp_path / "other", "There is no tokenizer in")
     attempt(tmp_path / "other", "it was trained with a different", "--tokenizer", room / "base")
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [("no file", "no file named"), ("no tensor", "lacks 1 of"), ("nan", "NaN or infinity in 1 weight, for example")],
+)
+def test_a_base_with_damaged_weights_leaves_nothing(room, tmp_path, damage, words):
+    """The same command works once the base is whole, without --resume."""
+    base, out = tmp_path / "base", tmp_path / "out"
+    shutil.copytree(room / "base", base)
+    weights = load_file(base / "model.safetensors")
+    if damage == "nan":
+        weights["model.norm.weight"][0] = float("nan")
+    else:
+        del weights["model.norm.weight"]
+    save_file(weights, base / "model.safetensors", metadata={"format": "pt"})
+    if damage == "no file":
+        (base / "model.safetensors").unlink()
+    options = options_of(room, steps=1)
+    with pytest.raises(ValueError, match=words):
+        equitape.extend(base, 128, out=out, **options)
+    assert not out.exists()
+    settings = ExtendSettings.parse({"to": 128, **options}, "extend")
+    with pytest.raises(ValueError, match=words):
+        stages.run_columns(prepare(base, settings), out, ["extended"])
+    assert not out.exists()
 
 
 def test_another_folder_is_left_alone(room, tmp_path):

@@ -172,3 +172,39 @@ def test_ends_of_documents_are_left_out_where_they_are_a_tenth_at_most(smollm2, 
     assert ("whole_rows" in plan.identity()) is whole
     asked = make_plan(smollm2, ExtendSettings(to=131072, whole_rows=not whole), text, GPU)
     assert asked.whole_rows is not whole
+
+
+def test_every_value_of_lora_counts(smollm2):
+    """Also one that turns LoRA off."""
+    plan = make_plan(smollm2, ExtendSettings(to=16384, lora_alpha=0.0, lora_rank=4), MUCH, CPU)
+    assert (plan.adapt.lora_alpha, plan.adapt.lora_rank) == (0, 4)
+    assert make_plan(smollm2, ExtendSettings(to=16384), MUCH, CPU).adapt.lora_alpha == 16
+
+
+def test_a_method_that_scales_positions_takes_no_other_scaling(smollm2):
+    with pytest.raises(ValueError, match=r"The method yarn\+lora scales positions by yarn; drop the scaling 'linear'"):
+        make_plan(smollm2, ExtendSettings(to=16384, method="yarn+lora", scaling="linear"), MUCH, CPU)
+    plan = make_plan(smollm2, ExtendSettings(to=16384, method="yarn+lora", scaling="yarn"), MUCH, CPU)
+    assert plan.adapt.scaling == "yarn"
+
+
+@pytest.mark.parametrize("to", [8192 + 1, 16384])
+def test_rows_as_long_as_the_new_context_need_no_jumps(smollm2, to):
+    plan = make_plan(smollm2, ExtendSettings(to=to, row_length=to), MUCH, CPU)
+    reasons = {choice.name: choice.reason for choice in plan.choices}
+    assert plan.train.jumps is None
+    assert reasons["jumps"] == "The rows are as long as the new context."
+    assert reasons["rows"].startswith(
+        "You asked for rows longer than the base's context. By the estimate training takes"
+    )
+    asked = make_plan(smollm2, ExtendSettings(to=to, row_length=to, jumps={"rate": 0.1}), MUCH, CPU)
+    assert asked.train.jumps == Jumps(rate=0.1, shape="log")
+
+
+@pytest.mark.parametrize(
+    ("budget", "shown"),
+    [({"steps": 1}, "1 step"), ({"minutes": 1.5}, "1.5 minutes"), ({"tokens": 2**21}, "2,097,152 tokens")],
+)
+def test_the_budget_is_readable(smollm2, budget, shown):
+    plan = make_plan(smollm2, ExtendSettings(to=16384, **budget), MUCH, CPU)
+    assert {choice.name: choice.value for choice in plan.choices}["budget"] == shown

@@ -51,6 +51,11 @@ def test_a_task_of_lm_eval_before_and_after(room, tmp_path, monkeypatch):
     page = (tmp_path / "out/report.md").read_text()
     assert "| lm-eval, last_words acc ↑ |" in page
     assert "| lm-eval, last_words perplexity ↓ |" in page
+    # killed before this report, moved, and continued there
+    out = (tmp_path / "out").rename(tmp_path / "moved")
+    (out / "extended/lm-eval/report.json").unlink()
+    again = equitape.extend(room / "base", 64, out=out, resume=True, **options)
+    assert again.reports["extended"]["lm-eval"].metrics == second
 
 
 @pytest.mark.parametrize(("after", "passed"), [(0.56, True), (0.54, False)])

@@ -336,7 +336,7 @@ def read_finished(out: Path) -> dict[str, Any] | None:
     """The results of a finished run; None otherwise. A damaged file is an error: the run would be trained again."""
     path = out / RESULTS
     results = read_json(path)
-    if path.exists() and not (isinstance(results, dict) and "status" in results):
+    if path.exists() and not (isinstance(results, dict) and {"status", "adapt", "train"} <= results.keys()):
         raise ValueError(f"{path} is damaged; delete it to repeat the run.")
     return results if results is not None and results["status"] == "done" else None
 

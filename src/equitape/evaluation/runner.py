@@ -15,6 +15,7 @@ import json
 import os
 import shutil
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -51,14 +52,16 @@ def evaluate(
     resume: bool = False,
     batch_tokens: int | None = None,
     score: bool = True,
+    ignored: Sequence[str] = (),
     console: Console | None = None,
 ) -> dict[str, Any]:
     """Run every unfinished unit of a task, and return the content of report.json.
 
     resume: continue the evaluation in the folder. batch_tokens: tokens per batch. Default: as many as fit in memory.
     score: False only writes the answers and returns the settings; `rescore` makes the report later.
+    ignored: dotted names of settings that may differ from those in the folder.
     """
-    prepared = prepare(evaluated, task, out, resume=resume, score=score)
+    prepared = prepare(evaluated, task, out, resume=resume, score=score, ignored=ignored)
     return run_prepared(prepared, batch_tokens=batch_tokens, progress=Progress(console))
 
 
@@ -75,7 +78,13 @@ class Prepared:
 
 
 def prepare(
-    evaluated: EvaluatedModel, task: EvaluationTask, out: Path | str, *, resume: bool = False, score: bool = True
+    evaluated: EvaluatedModel,
+    task: EvaluationTask,
+    out: Path | str,
+    *,
+    resume: bool = False,
+    score: bool = True,
+    ignored: Sequence[str] = (),
 ) -> Prepared:
     """Make all examples and raise errors early. Writes nothing."""
     out = Path(out)
@@ -83,7 +92,7 @@ def prepare(
         task.check_scoring()
     units = task.prepare(evaluated)
     settings = describe_settings(evaluated, task, units)
-    check_folder(out, "evaluation", SETTINGS, lambda: differences(out, settings), resume=resume)
+    check_folder(out, "evaluation", SETTINGS, lambda: differences(out, settings, ignored), resume=resume)
     return Prepared(evaluated=evaluated, task=task, out=out, units=units, settings=settings, score=score)
 
 
@@ -123,9 +132,9 @@ def check_out(out: Path, resume: bool) -> None:
     check_folder(out, "evaluation", SETTINGS, list, resume=resume)
 
 
-def differences(out: Path, settings: dict[str, Any]) -> list[Difference]:
-    """Settings that differ between an evaluation and the one in a folder."""
-    return find_differences(read_settings(out), settings, UNIMPORTANT)
+def differences(out: Path, settings: dict[str, Any], ignored: Sequence[str] = ()) -> list[Difference]:
+    """Settings that differ between an evaluation and the one in a folder, but for those with the ignored names."""
+    return find_differences(read_settings(out), settings, (*UNIMPORTANT, *ignored))
 
 
 def differences_between(one: dict[str, Any], other: dict[str, Any]) -> list[Difference]:

@@ -85,6 +85,8 @@ def make_plan(config: EquitapeConfig, settings: ExtendSettings, text: Text, devi
     check_length(config, settings)
     costs = ModelCosts(config)
     row_length, batch_size = choose_rows(config, settings, device)
+    if text.train < row_length:
+        raise ValueError(f"The data has {text.train:,} tokens, too few for one row of {row_length:,}; give more text.")
     step = training_seconds(costs, device, batch_size, row_length)
     budget = choose_budget(settings, row_length * batch_size, text, device, step)
     adapt, positions = choose_method(config, settings, row_length, budget.tokens)
@@ -115,11 +117,13 @@ def make_plan(config: EquitapeConfig, settings: ExtendSettings, text: Text, devi
 
 
 def check_length(config: EquitapeConfig, settings: ExtendSettings) -> None:
-    """Raise ValueError for a context that the base has already."""
+    """Raise ValueError for a context that the base has already, and for rows above it."""
     if settings.to <= config.context:
         raise ValueError(
             f"The base reads {config.context:,} tokens already; give a length above that for --to, not {settings.to:,}."
         )
+    if settings.row_length is not None and settings.row_length > settings.to:
+        raise ValueError(f"row_length is {settings.row_length}; it must be at most the context, {settings.to} tokens.")
 
 
 def minutes_of(settings: ExtendSettings, device: Device) -> float | None:
@@ -198,12 +202,15 @@ def choose_training(
     few = "few weights train" if not adapt.effects.everything else "all weights train"
     shown = f"{batch_size // accumulation} at a time{', activations recomputed' if checkpointing else ''}"
     fits = "fits into" if memory <= room else "is more than"
+    why = "Rows no longer than the base's context need no more memory than it; by the estimate"
+    if row_length > costs.config.context:
+        why = "You asked for rows longer than the base's context. By the estimate"
     choices = [
         Choice(
             name="rows",
             value=f"{batch_size} of {row_length:,} tokens per step, {shown}",
-            reason=f"Rows no longer than the base's context need no more memory than it; by the estimate training "
-            f"takes {memory / 2**30:.1f} GiB, which {fits} the {room / 2**30:.0f} GiB that it may take here.",
+            reason=f"{why} training takes {memory / 2**30:.1f} GiB, which {fits} the {room / 2**30:.0f} GiB that it "
+            f"may take here.",
         ),
         Choice(
             name="jumps",
@@ -212,6 +219,8 @@ def choose_training(
             if adapt.method in WITHOUT_IDS
             else f"You set {', '.join(settings.jumps)}."
             if settings.jumps
+            else "The rows are as long as the new context."
+            if row_length == settings.to
             else f"About {POLICY['jumps_per_row']} jumps per row show the short rows all distances of the new context, "
             f"and none beyond it.",
         ),
@@ -223,7 +232,8 @@ def choose_training(
         Choice(
             name="budget",
             value=", ".join(
-                f"{value:,g} {name}" if value < 1e6 else f"{value:,} {name}" for name, value in budget.given.items()
+                f"{format(value, ',g' if value < 1e6 else ',')} {name.removesuffix('s') if value == 1 else name}"
+                for name, value in budget.given.items()
             ),
             reason=budget.reason,
         ),
@@ -255,11 +265,12 @@ def choose_jumps(settings: ExtendSettings, adapt: AdaptSettings, row_length: int
     if adapt.method in WITHOUT_IDS:
         return Jumps(rate=0.0)
     largest = settings.to / row_length - 1
+    if largest == 0 and not settings.jumps:
+        return Jumps(rate=0.0)
     chosen = {
         "rate": min(POLICY["jumps_per_row"] / row_length, 1.0),
-        "size": largest,
-        "total": largest,
         "shape": POLICY["jump_shape"],
+        **({"size": largest, "total": largest} if largest > 0 else {}),
     }
     return Jumps.parse({**chosen, **(settings.jumps or {})}, "jumps")
 

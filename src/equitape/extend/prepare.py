@@ -13,7 +13,7 @@ from accelerate import PartialState
 from ..adapt.finetune import describe_texts, read_data
 from ..adapt.settings import EvalSettings, FinetuneSettings
 from ..data.overlap import find_overlap
-from ..data.text import read_documents
+from ..data.text import HUB_PREFIX, find_files, read_documents
 from ..data.tokens import TokenStore, build_tokens
 from ..model import EquitapeConfig
 from ..pretrained.adapting import name_of
@@ -81,6 +81,7 @@ def prepare(base: str | Path, settings: ExtendSettings) -> Prepared:
     # before any text is read
     check_length(config, settings)
     read_documents((*settings.data, *settings.eval_data))
+    check_texts(settings)
     check_harness_task(settings)
     tokenizer = tokenizer_of(base, settings.tokenizer)
     check_vocabulary(tokenizer, config.vocab_size)
@@ -124,6 +125,26 @@ def prepare(base: str | Path, settings: ExtendSettings) -> Prepared:
         passages=passages,
         digests={"train": rows.store.facts.digest, "held out": " ".join(store.facts.digest for store in stores)},
     )
+
+
+def check_texts(settings: ExtendSettings) -> None:
+    """Raise ValueError for a file that is trained on and measured, under whatever name or folder."""
+    trained, measured = (
+        {
+            (file.resolve(), inside)
+            for source in sources
+            if not source.startswith(HUB_PREFIX)
+            for files, inside in (find_files(source),)
+            for file in files
+        }
+        for sources in (settings.data, settings.eval_data)
+    )
+    same = sorted(str(file / inside) for file, inside in trained & measured)
+    if same:
+        raise ValueError(
+            f"{same[0]!r} is in data and in eval_data; a proof needs text that was not trained on. Name another text "
+            f"for one of them."
+        )
 
 
 def plan_comparators(
@@ -205,8 +226,8 @@ def check_out(prepared: Prepared, out: Path, resume: bool) -> None:
 def read_identity(out: Path) -> dict[str, Any]:
     """What decided the results in a folder."""
     found = read_json(out / EXTEND)
-    if not isinstance(found, dict):
-        raise ValueError(f"{out / EXTEND} cannot be read; choose another directory.")
+    if not isinstance(found, dict) or not isinstance(found.get("settings"), dict):
+        raise ValueError(f"{out / EXTEND} is damaged; choose another directory.")
     return found
 
 

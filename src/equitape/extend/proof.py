@@ -9,9 +9,11 @@ from rich.console import Console
 from torch.nn.functional import log_softmax
 
 from ..data.tokens import TokenStore
-from ..evaluation.runner import REPORT, evaluate
+from ..evaluation.runner import REPORT, SETTINGS, evaluate
 from ..report.numbers import number
 from ..runs.extension import EXTENDED, ORIGINAL, RETRIEVAL, Agreement, Check, Verdict, perplexities, scores
+from ..runs.files import read_json
+from ..runs.identity import holds_nothing
 from ..runs.results import EvaluationReport
 from ..tasks import build_evaluation
 from ..tasks.evaluated_model import EvaluatedModel
@@ -29,6 +31,8 @@ QUESTIONS, FEW_QUESTIONS = 200, 50
 """Of the task of lm-eval, on a GPU and elsewhere."""
 FEWEST_QUESTIONS = 10
 HARNESS = "lm-eval"
+PLACES = ("options.include_path",)
+"""Settings of the harness that only say where the extension lies; its text decides the questions."""
 SHARES = ("acc", "exact_match")
 """Metrics of the harness, by the start of their names, that are shares of right answers."""
 
@@ -113,13 +117,26 @@ def measure(
     evaluated: EvaluatedModel | None = None
     for name, given in tasks.items():
         out = folder / name
-        if not (out / REPORT).exists():
+        report = read_report(out)
+        if report is None:
             evaluated = evaluated or load()
             options = dict(given)
             task = build_evaluation(options.pop("task", name), options)
-            evaluate(evaluated, task, out, resume=True, batch_tokens=batch_tokens, console=console)
-        reports[name] = EvaluationReport.read(out / REPORT)
+            evaluate(evaluated, task, out, resume=True, batch_tokens=batch_tokens, ignored=PLACES, console=console)
+            report = EvaluationReport.read(out / REPORT)
+        reports[name] = report
     return reports, evaluated
+
+
+def read_report(out: Path) -> EvaluationReport | None:
+    """The report of a finished evaluation; None where it is to be made, also in place of a damaged one."""
+    if not isinstance(read_json(out / SETTINGS), dict) and not holds_nothing(out):
+        raise ValueError(f"{out / SETTINGS} is missing or damaged; delete {out}, and --resume measures that again.")
+    try:
+        return EvaluationReport.read(out / REPORT)
+    except ValueError:
+        # the answers are kept, so only the scores are made again
+        return None
 
 
 @torch.no_grad()

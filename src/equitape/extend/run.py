@@ -14,25 +14,29 @@ The folder of an extension holds
 """
 
 import os
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from rich.console import Console
 
 from ..adapt.finetune import finetune, read_finished, remove_checkpoints
 from ..evaluation import load_evaluated_model
-from ..pretrained.adapter import DESCRIPTION, TENSORS
+from ..pretrained.adapter import DESCRIPTION, TENSORS, read_description, read_tensors
 from ..pretrained.adapting import build, load_adapter, name_of, save_whole
-from ..pretrained.card import CARD
+from ..pretrained.card import CARD, adapter_card, model_card
 from ..pretrained.loading import choose_device
+from ..pretrained.settings import adaptation_of
+from ..pretrained.weights import not_finite
 from ..registry import counted, describe_choices
-from ..report.extension import extension_card, write_extension
+from ..report.extension import extension_card, has_title, write_extension
 from ..report.numbers import duration
 from ..runs.environment import describe_environment
+from ..runs.errors import first_line
 from ..runs.extension import EXTENDED, ORIGINAL, Agreement, Extension
-from ..runs.files import make_directory, plain, read_json, write_json, write_text
+from ..runs.files import make_directory, plain, write_json, write_text
 from ..runs.lock import locked
 from ..tasks.evaluated_model import EvaluatedModel
 from ..training.fit import check_processes
@@ -40,7 +44,7 @@ from .last_words import write_task
 from .plan import ExtensionPlan
 from .prepare import EXTEND, Prepared, check_out, course_of, join_processes
 from .proof import AGREEMENT_WINDOWS, FEW_WINDOWS, HARNESS, Reports, agree, judge, measure
-from .settings import trains
+from .settings import Measure, trains
 
 RESULTS, AGREEMENT = "results.json", "agreement.json"
 TRAINING, MODEL = "training", "model"
@@ -58,9 +62,11 @@ def run(prepared: Prepared, out: Path, *, resume: bool = False, console: Console
         processes.wait_for_everyone()
         return Extension.read(out / RESULTS)
     check_out(prepared, out, resume)
+    stages = Stages(prepared, out, console)
+    stages.read_base()
     with locked(out):
         write_json(out / EXTEND, prepared.identity())
-        extension = Stages(prepared, out, console).run()
+        extension = stages.run()
     processes.wait_for_everyone()
     return extension
 
@@ -72,10 +78,12 @@ def run_columns(prepared: Prepared, out: Path, names: Sequence[str], console: Co
         if name not in known:
             raise ValueError(f"There is no column {name!r}.{describe_choices(name, known)}")
     check_out(prepared, out, resume=True)
+    stages = Stages(prepared, out, console)
+    stages.read_base()
     make_directory(out)
     if not (out / EXTEND).exists():
         write_json(out / EXTEND, prepared.identity())
-    Stages(prepared, out, console).columns(names)
+    stages.columns(names)
 
 
 class Stages:
@@ -86,6 +94,7 @@ class Stages:
         self.base, self.settings, self.plan = prepared.base, prepared.settings, prepared.plan
         self.agreements: dict[str, Agreement] = {}
         self.training: dict[str, Any] = {}
+        self.original: EvaluatedModel | None = None
         self.dtype = "bfloat16" if prepared.device.kind == "cuda" else "float32"
 
     def run(self) -> Extension:
@@ -111,12 +120,24 @@ class Stages:
         self.write(extension)
         return extension
 
+    def read_base(self) -> None:
+        """Before the first file of a new folder is written: refuse a base whose weights are missing or damaged."""
+        if (self.out / EXTEND).exists():
+            return
+        self.original = self.evaluated(self.base, None, ORIGINAL)
+        damaged = not_finite(self.original.model)
+        if damaged:
+            raise ValueError(
+                f"The base has NaN or infinity in {counted(len(damaged), 'weight')}, for example {damaged[0]!r}; get "
+                f"its files again."
+            )
+
     def help(self) -> None:
         """Train with the first process, which does all else."""
         self.train(self.plan, self.out / TRAINING)
         for name, plan in self.prepared.comparators.items():
             if trains(name):
-                self.train(plan, self.out / name / TRAINING)
+                self.train(plan, self.training_folder(name))
 
     def columns(self, names: Sequence[str]) -> dict[str, Reports]:
         """The reports of these models, without those whose training failed. Says how long the rest will take."""
@@ -138,16 +159,16 @@ class Stages:
         """The reports of a model by its name in the tables; None where its training failed."""
         if name == ORIGINAL:
             self.say("Measuring the original.")
-            # the loaded model is not kept: training needs the memory
-            return self.measure(ORIGINAL, lambda: self.evaluated(self.base, None, ORIGINAL))[0]
+            return self.measure(ORIGINAL, lambda: self.original or self.evaluated(self.base, None, ORIGINAL))[0]
+        # training needs the memory
+        self.original = None
         if name != EXTENDED:
             self.say(f"Comparing with {name}.")
             return self.compare(name)
         self.say("Training.")
-        self.training = self.train(self.plan, self.out / TRAINING)
+        self.training = self.train_column(EXTENDED, self.plan)
         if self.training["status"] != "done":
             return None
-        self.publish_adapter()
         self.say("Measuring the extended model.")
         return self.measure_other(EXTENDED, lambda: self.evaluated(str(self.out), self.base, EXTENDED))
 
@@ -160,11 +181,35 @@ class Stages:
         """A model to measure; all models of the proof have one dtype."""
         return load_evaluated_model(model, base=base, tokenizer=self.settings.tokenizer, dtype=self.dtype, label=label)
 
+    def training_folder(self, name: str) -> Path:
+        """Where a column's fine-tuning run is."""
+        return self.out / TRAINING if name == EXTENDED else self.out / name / TRAINING
+
+    def train_column(self, name: str, plan: ExtensionPlan) -> dict[str, Any]:
+        """The fine-tuning run of a column. Measurements before its end are of a training whose results are gone."""
+        folder = self.training_folder(name)
+        finished = read_finished(folder) is not None
+        if not finished:
+            old = [self.out / name / task for task in get_args(Measure)]
+            for path in [*old, self.out / MODEL] if name == EXTENDED else old:
+                shutil.rmtree(path, ignore_errors=True)
+            (self.out / name / AGREEMENT).unlink(missing_ok=True)
+        found = self.train(plan, folder)
+        if name == EXTENDED and found["status"] == "done":
+            self.publish_adapter()
+        if finished:
+            check_adapter(self.out if name == EXTENDED else folder, folder)
+        return found
+
     def train(self, plan: ExtensionPlan, folder: Path) -> dict[str, Any]:
         """The fine-tuning run of a plan. A finished one needs no model again."""
         finished = read_finished(folder)
-        planned = {"adapt": plan.adapt.to_dict(), "train": plan.train.to_dict()}
-        if finished is not None and plain(planned) == {name: finished[name] for name in planned}:
+        planned = {name: plan.identity()[name] for name in ("adapt", "train")}
+        # how a training is compiled matters only until it ends
+        if finished is not None and plain(planned) == {
+            "adapt": finished["adapt"],
+            "train": {**finished["train"], "compile": False},
+        }:
             if join_processes().is_main_process:
                 remove_checkpoints(folder)
             return finished
@@ -191,17 +236,16 @@ class Stages:
         """The reports of a model, and its agreement with the original."""
         reports, evaluated = self.measure(name, load)
         kept = self.out / name / AGREEMENT
-        found = read_json(kept)
-        if found is None and "agreement" not in self.settings.measure:
-            return reports
-        if found is None:
+        found = read_agreement(kept)
+        if found is None and "agreement" in self.settings.measure:
             evaluated = evaluated or load()
             original = self.evaluated(self.base, None, ORIGINAL)
             length = max(self.plan.short)
             windows = AGREEMENT_WINDOWS if self.prepared.device.kind == "cuda" else FEW_WINDOWS
-            found = agree(original.model, evaluated.model, self.prepared.held_out, length, windows).to_dict()
-            write_json(kept, found)
-        self.agreements[name] = Agreement.from_dict(found)
+            found = agree(original.model, evaluated.model, self.prepared.held_out, length, windows)
+            write_json(kept, found.to_dict())
+        if found is not None:
+            self.agreements[name] = found
         return reports
 
     def compare(self, name: str) -> Reports | None:
@@ -209,10 +253,9 @@ class Stages:
         plan = self.prepared.comparators[name]
         if not trains(name):
             return self.measure_other(name, lambda: self.untrained(plan, name))
-        folder = self.out / name / TRAINING
-        if self.train(plan, folder)["status"] != "done":
+        if self.train_column(name, plan)["status"] != "done":
             return None
-        return self.measure_other(name, lambda: self.evaluated(str(folder), self.base, name))
+        return self.measure_other(name, lambda: self.evaluated(str(self.training_folder(name)), self.base, name))
 
     def untrained(self, plan: ExtensionPlan, name: str) -> EvaluatedModel:
         """The base with the positions of a plan."""
@@ -221,17 +264,45 @@ class Stages:
 
     def write(self, extension: Extension) -> None:
         """Card, pages, figures, and the whole model where asked for."""
-        own = self.out / TRAINING / CARD
-        if own.exists():
-            write_text(self.out / CARD, extension_card(extension, own.read_text(encoding="utf-8")))
-        if self.settings.save == "model" and extension.training["status"] == "done" and not self.has_model():
-            folder = self.out / MODEL
-            save_whole(load_adapter(self.base, self.out), self.prepared.tokenizer, folder)
-            card = (folder / CARD).read_text(encoding="utf-8")
-            write_text(folder / CARD, extension_card(extension, card, MODEL))
+        if extension.training["status"] == "done":
+            own = self.card(self.out / TRAINING / CARD, adapter_card)
+            write_text(self.out / CARD, extension_card(extension, own))
+            if self.settings.save == "model":
+                folder = self.out / MODEL
+                if not self.has_model():
+                    save_whole(load_adapter(self.base, self.out), self.prepared.tokenizer, folder)
+                # a model that was there already may have the card of another verdict, or none
+                write_text(folder / CARD, extension_card(extension, self.card(folder / CARD, model_card), MODEL))
         write_extension(extension, self.out)
         write_json(self.out / RESULTS, extension.to_dict())
+
+    def card(self, path: Path, make: Callable[..., str]) -> str:
+        """A model card; made again where the file is missing or damaged."""
+        text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+        if has_title(text):
+            return text
+        model = load_adapter(self.base, self.out)
+        return make(model, adaptation_of(model))
 
     def has_model(self) -> bool:
         """Whether the whole model was written, its tokenizer included."""
         return (self.out / MODEL / "tokenizer_config.json").exists()
+
+
+def read_agreement(path: Path) -> Agreement | None:
+    """A kept agreement; None where there is none, or a damaged one."""
+    try:
+        return Agreement.read(path)
+    except ValueError:
+        return None
+
+
+def check_adapter(folder: Path, training: Path) -> None:
+    """Raise ValueError where the adapter of a finished training is missing or damaged; its figures may be there."""
+    try:
+        read_tensors(folder, read_description(folder))
+    except ValueError as error:
+        reason = first_line(error).partition(";")[0]
+        raise ValueError(
+            f"The trained weights are lost: {reason}. Delete {training}; then --resume trains and measures again."
+        ) from None

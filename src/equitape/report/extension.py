@@ -14,6 +14,8 @@ from .style import Plot
 from .tables import Cell, Table, cells, markdown_table
 
 PROMPT = "The story so far:"
+TITLE, FIGURES = "\n# ", "## Before and after"
+"""How the title of a card and the part with the figures begin."""
 MARGIN, POINTS = 1.01, 5.0
 """A comparator is better if a perplexity is lower by this factor, or a mean score higher by so many points."""
 
@@ -35,16 +37,21 @@ def write_extension(extension: Extension, out: Path) -> None:
 def extension_card(extension: Extension, card: str, inside: str = "") -> str:
     """A model card: the verdict below its title, and at its end the figures and a command to try the model.
 
-    inside: the folder of the whole model inside that of the extension, for its card.
+    card: without these, or with older ones, which are replaced. inside: the folder of the whole model inside that of
+    the extension, for its card.
     """
     pages = f"../{MARKDOWN}" if inside else MARKDOWN
-    start = card.index("\n# ") + 1
+    card, older, _ = card.partition(f"\n{FIGURES}\n")
+    start = card.index(TITLE) + 1
     title, rest = card[start:].split("\n", 1)
+    if older:
+        # the verdict
+        rest = rest.strip().partition("\n\n")[2]
     parts = [
         f"{card[:start]}{title}",
         extension.verdict.sentence,
         rest.strip(),
-        "## Before and after",
+        FIGURES,
         *better_columns(extension),
         markdown_table(figures_table(extension)),
         "At short lengths:",
@@ -54,6 +61,11 @@ def extension_card(extension: Extension, card: str, inside: str = "") -> str:
         f"Plots and protocols: [{MARKDOWN}]({pages}).",
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def has_title(card: str) -> bool:
+    """Whether this is a model card, as far as `extension_card` needs it."""
+    return TITLE in card
 
 
 def try_command(extension: Extension, inside: str = "") -> str:
