@@ -510,6 +510,8 @@ def test_refusals_before_any_work(room, tmp_path, monkeypatch):
     attempt("There is no comparator 'lora+yarn'", "--compare", "lora+yarn@recall=0.5")
     attempt("cannot set 'minutes' for itself", "--compare", "lora@minutes=3")
     attempt("lora@recall=2: recall", "--compare", "lora@recall=2")
+    attempt("has 'foo' after @; write key=value, for example recall=0.5", "--compare", "lora@foo")
+    attempt("'all@recall=0.5' names all columns", "--compare", "all@recall=0.5")
     attempt("row_length is 129; it must be at most the context, 128", "--row-length", 129)
     attempt("lora@row_length=129 cannot be compared: row_length is 129; it", "--compare", "lora@row_length=129")
     attempt("too few for one row of 100,000", "--compare", "lora@row_length=100000", to=100000)

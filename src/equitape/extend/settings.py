@@ -158,7 +158,11 @@ def split_comparator(name: str) -> tuple[str, dict[str, Any]]:
     way, _, rest = name.partition("@")
     changes: dict[str, Any] = {}
     for pair in COMMA_OUTSIDE_BRACKETS.split(rest) if rest else ():
+        if "=" not in pair:
+            raise ValueError(f"The comparator {name!r} has {pair!r} after @; write key=value, for example recall=0.5.")
         set_value(changes, pair)
+    if changes and way == EVERY_COMPARATOR:
+        raise ValueError(f"The comparator {name!r} names all columns; settings after @ need the name of one.")
     for key in changes:
         if key not in OVERRIDES:
             raise ValueError(
