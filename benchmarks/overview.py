@@ -7,6 +7,7 @@ Retrieval and addition beyond the trained length, and the extension of a pretrai
 
 import argparse
 import json
+from math import isnan, nan
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -17,7 +18,7 @@ from equitape.report.style import ENCODINGS
 
 RESULTS = Path(__file__).parent.parent / "docs/results"
 COLOURS = {kind: colour for kind, (colour, _) in ENCODINGS.items()}
-GRAY = "#8a8f98"
+GRAY, GREEN = "#8a8f98", "#1a7f5a"
 
 
 def metrics(comparison: str, label: str) -> list[dict[str, float]]:
@@ -29,7 +30,8 @@ def metrics(comparison: str, label: str) -> list[dict[str, float]]:
 def draw_lines(panel: Any, lines: list[tuple[str, list[float], str, int]], places: list[str]) -> None:
     """Lines with their names at the end; the last number of each moves its name up by so many points."""
     for name, values, colour, shift in lines:
-        panel.plot(range(len(values)), values, color=colour, marker="o", markersize=3.5, linewidth=1.8)
+        known = [place for place, value in enumerate(values) if not isnan(value)]
+        panel.plot(known, [values[place] for place in known], color=colour, marker="o", markersize=3.5, linewidth=1.8)
         panel.annotate(
             name,
             (len(values) - 1, values[-1]),
@@ -93,28 +95,36 @@ def draw_addition(panel: Any) -> None:
 
 def draw_extension(panel: Any) -> None:
     """Passkeys found by SmolLM2-135M after `equitape extend --to 65536`: means over seeds."""
-    earlier = json.loads((RESULTS / "extend-smollm2/results.json").read_text())
-    reports = json.loads((RESULTS / "extend-smollm2-seeds/results.json").read_text())["reports"]
-    found = {name: tasks["passkey"]["metrics"] for name, tasks in reports.items()}
     lengths = (8192, 16384, 32768, 65536, 131072)
+    seeds, ways = (
+        {name: tasks["passkey"]["metrics"] for name, tasks in read_reports(folder).items()}
+        for folder in ("extend-smollm2-seeds", "extend-smollm2-ways")
+    )
+    own = [found for name, found in seeds.items() if "tape" not in name and name != "original"]
     names = [
+        ("with TAPE 2,\nthree seeds", [seeds[name] for name in seeds if "tape2" in name], COLOURS["tape2"], -11),
         (
             "extended,\nthree seeds",
-            [found[name] for name in found if "tape" not in name and name != "original"],
-            "#1a7f5a",
-            0,
+            [seeds[name] for name in seeds if "tape" not in name and name != "original"],
+            GREEN,
+            9,
         ),
-        ("YaRN,\nuntrained", [earlier["YaRN, untrained"]["passkey"]], GRAY, 12),
-        ("as released", [found["original"]], COLOURS["rope"], -8),
+        ("YaRN,\nuntrained", [ways["yarn"]], GRAY, 12),
+        ("as released", [seeds["original"]], COLOURS["rope"], -8),
     ]
-    lines = [
-        (name, [fmean(each[f"exact_match_{length}"] for each in runs) for length in lengths], colour, shift)
-        for name, runs, colour, shift in names
-    ]
+    lines = []
+    for name, runs, colour, shift in names:
+        keys = [f"exact_match_{length}" for length in lengths]
+        lines.append((name, [fmean(each.get(key, nan) for each in runs) for key in keys], colour, shift))
     draw_lines(panel, lines, ["8k", "16k", "32k", "64k\n(asked for)", "128k"])
     panel.set_xlim(-0.2, 5.2)
     panel.set_xlabel("tokens of the prompt")
     panel.set_title("SmolLM2-135M to 64k: % of passkeys found", fontsize=10)
+
+
+def read_reports(folder: str) -> dict[str, Any]:
+    """The reports of an extension by column and task."""
+    return json.loads((RESULTS / folder / "results.json").read_text())["reports"]
 
 
 def main() -> None:
