@@ -103,12 +103,7 @@ def draw_extension(panel: Any) -> None:
     own = [found for name, found in seeds.items() if "tape" not in name and name != "original"]
     names = [
         ("with TAPE 2,\nthree seeds", [seeds[name] for name in seeds if "tape2" in name], COLOURS["tape2"], -11),
-        (
-            "extended,\nthree seeds",
-            [seeds[name] for name in seeds if "tape" not in name and name != "original"],
-            GREEN,
-            9,
-        ),
+        ("extended,\nthree seeds", own, GREEN, 9),
         ("YaRN,\nuntrained", [ways["yarn"]], GRAY, 12),
         ("as released", [seeds["original"]], COLOURS["rope"], -8),
     ]
