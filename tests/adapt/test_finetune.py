@@ -426,6 +426,8 @@ def test_the_command_converts(room, tmp_path):
     [
         (["--method", "tpae"], "Did you mean 'tape'"),
         (["--save", "modle"], "Did you mean 'model'"),
+        (["--save", "native", "--out", "OUT"], "has no 'tape', so it cannot hold this model"),
+        (["--data", "DATA", "--out", "OUT", "--steps", "1", "--save", "native"], "has no 'tape', so it cannot hold"),
         (["--steps", "3"], "--steps only applies to training, which needs --data"),
         (["--eval-windows", "3"], "--eval-windows only applies to training, which needs --data"),
         (["--resume"], "--resume only applies to training"),

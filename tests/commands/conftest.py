@@ -1,8 +1,4 @@
 import pytest
-import torch
-
-from cases import build
-from equitape.data.tokenizers import byte_tokenizer
 
 RECIPE = """
 name: small
@@ -16,6 +12,12 @@ train: {steps: 4, batch_size: 4, save_steps: 2, logging_steps: 1}
 @pytest.fixture(scope="session")
 def small_files(tmp_path_factory):
     """A folder with a model of bytes, a text and a recipe that trains in a moment."""
+    # not above: pytest reads this file before tests/conftest.py chooses Triton's interpreter
+    import torch
+
+    from cases import build
+    from equitape.data.tokenizers import byte_tokenizer
+
     folder = tmp_path_factory.mktemp("small")
     sizes = {"vocab_size": 258, "pad_token_id": 257, "eos_token_id": 256, "num_hidden_layers": 2}
     build("tape", dtype=torch.float32, **sizes).save_pretrained(folder / "model")

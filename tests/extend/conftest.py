@@ -4,8 +4,6 @@ import os
 
 import pytest
 
-from equitape.data.tokenizers import byte_tokenizer
-from families import make_source
 from words import write_text
 
 CONTEXT = 32
@@ -14,6 +12,10 @@ CONTEXT = 32
 @pytest.fixture(scope="session")
 def room(tmp_path_factory):
     """A base with a byte tokenizer, text to train on, and held-out text."""
+    # not above: pytest reads this file before tests/conftest.py chooses Triton's interpreter
+    from equitape.data.tokenizers import byte_tokenizer
+    from families import make_source
+
     folder = tmp_path_factory.mktemp("extend")
     os.environ["EQUITAPE_CACHE"] = str(folder / "cache")
     make_source(

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, BertConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, BertConfig, LlamaForCausalLM
 
 import equitape
-from cases import gap
+from cases import draw_tokens, gap
 from command_line import call, in_one_line, invoke
 from equitape.adapt import finetune as finetuning
 from equitape.commands.extend import FILES, PLAN, PROOF
@@ -169,6 +169,29 @@ def test_the_result_loads(room, done):
     assert "[report.md](../report.md)" in card
     command = (out / "README.md").read_text().partition("equitape generate ")[2].splitlines()[0]
     assert str(room / "base") in command
+
+
+def test_a_native_model_needs_no_other_package(room, tmp_path):
+    out = tmp_path / "out"
+    extension = extend(room, out, save="native", measure=["perplexity"])
+    loaded = AutoModelForCausalLM.from_pretrained(out / "native")
+    assert type(loaded) is LlamaForCausalLM
+    assert loaded.config.max_position_embeddings == 128
+    model = equitape.load_adapter(room / "base", out)
+    # queries do not grow, as that architecture has it
+    assert model.config.query_growth == 0
+    tokens = draw_tokens(1, 100)
+    with torch.no_grad():
+        assert gap(loaded(tokens).logits, model(tokens).logits) < 1e-5
+    card = (out / "native" / "README.md").read_text()
+    assert extension.verdict.sentence in card
+    assert "all weights of a `LlamaForCausalLM`" in card
+    # a card that is gone is made again, the weights are not
+    before = (out / "native" / "model.safetensors").stat().st_mtime_ns
+    (out / "native" / "README.md").unlink()
+    extend(room, out, save="native", measure=["perplexity"], resume=True)
+    assert (out / "native" / "README.md").read_text() == card
+    assert (out / "native" / "model.safetensors").stat().st_mtime_ns == before
 
 
 def test_cards_follow_the_verdict(room, done, tmp_path):
@@ -510,6 +533,8 @@ def test_refusals_before_any_work(room, tmp_path, monkeypatch):
     attempt("There is no comparator 'lora+yarn'", "--compare", "lora+yarn@recall=0.5")
     attempt("cannot set 'minutes' for itself", "--compare", "lora@minutes=3")
     attempt("lora@recall=2: recall", "--compare", "lora@recall=2")
+    attempt("has no 'tape', so it cannot hold this model", "--method", "tape", "--save", "native")
+    attempt("cannot let queries grow", "--query-growth", 0.1, "--save", "native")
     attempt("has 'foo' after @; write key=value, for example recall=0.5", "--compare", "lora@foo")
     attempt("'all@recall=0.5' names all columns", "--compare", "all@recall=0.5")
     attempt("row_length is 129; it must be at most the context, 128", "--row-length", 129)

@@ -45,6 +45,18 @@ def test_the_cache_continues(case):
     assert gap(torch.cat(parts, 1), wanted) < 1e-5
 
 
+def test_yarn_leaves_layers_without_positions_alone():
+    """YaRN's factor on scores is part of the rotation, which some layers of SmolLM3 lack."""
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 1e4}
+    source = make_source("smollm3", rope_parameters=yarn, max_position_embeddings=256)
+    model = adapt(source, "lora")
+    with torch.no_grad():
+        assert gap(model(TOKENS).logits, source(TOKENS).logits) < 1e-5
+    with pytest.raises(ValueError, match="whose layers scale their scores differently"):
+        model.model._common_scale("This", "stop")
+    assert adapt(make_source("smollm3"), "lora").model._common_scale("This", "stop") == model.config.head_dim**-0.5
+
+
 @pytest.mark.parametrize("case", NEW)
 def test_estimates_count_all_weights(case):
     source = make_source(case)

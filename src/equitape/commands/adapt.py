@@ -22,10 +22,10 @@ from ..training.settings import TrainSettings
 from .options import AsJson, OptionsOf, keeping, print_json, takes_settings
 
 if TYPE_CHECKING:
-    from ..model import EquitapeForCausalLM
+    from ..pretrained.adapting import AdaptedForCausalLM
 
 PLOT = "loss.png"
-Saved = Literal["adapter", "model"]
+Saved = Literal["adapter", "model", "native"]
 TRAINING = OptionsOf(
     cls=TrainSettings,
     panel="Training",
@@ -56,9 +56,10 @@ def adapt(
     save: Annotated[
         str | None,
         typer.Option(
-            metavar="adapter|model",
-            help="What to write: the trained tensors only, or the full model with LoRA merged. "
-            "Default: the adapter with --data, else the model.",
+            metavar="adapter|model|native",
+            help="What to write: the trained tensors only; the full model with LoRA merged; or that in the base's own "
+            "architecture, for programs that do not know this package. Default: the adapter with --data, else the "
+            "model.",
         ),
     ] = None,
     adapter: Annotated[
@@ -100,6 +101,8 @@ def adapt(
             raise ValueError("--dtype only applies to a saved model; for training, use --precision.")
         settings = AdaptSettings.parse(method, "adapt")
         course = course_of(settings, finetune, train, evaluation)
+        if save == "native":
+            check_saving(base, settings)
         if out is None or dry_run:
             report = show_dry_run(base, settings, course, console)
         else:
@@ -121,7 +124,7 @@ def adapt(
         model = load(base, method, adapter, dtype or "auto")
         report = show(model, console)
         if out is not None:
-            write(model, base, out, tokenizer=finetune.get("tokenizer"), as_adapter=save == "adapter", console=console)
+            write(model, base, out, tokenizer=finetune.get("tokenizer"), save=save or "model", console=console)
     if json:
         print_json(report)
     if report["status"] != "done":
@@ -134,7 +137,7 @@ def refuse_options(group: OptionsOf, given: dict[str, Any], reason: str) -> None
         raise ValueError(f"{group.option_name(name)} {reason}.")
 
 
-def load(base: str, method: dict[str, Any], adapter: Path | None, dtype: str) -> "EquitapeForCausalLM":
+def load(base: str, method: dict[str, Any], adapter: Path | None, dtype: str) -> "AdaptedForCausalLM":
     """The base model, converted by a method or with an adapter loaded."""
     from ..pretrained.adapting import build, load_adapter
 
@@ -143,7 +146,7 @@ def load(base: str, method: dict[str, Any], adapter: Path | None, dtype: str) ->
     return build(base, AdaptSettings.parse(method, "adapt"), dtype)
 
 
-def show(model: "EquitapeForCausalLM", console: Console) -> dict[str, Any]:
+def show(model: "AdaptedForCausalLM", console: Console) -> dict[str, Any]:
     """Print a summary of the model and its trainable parameters; return it as plain data."""
     from dataclasses import asdict
 
@@ -164,14 +167,13 @@ def show(model: "EquitapeForCausalLM", console: Console) -> dict[str, Any]:
 
 
 def write(
-    model: "EquitapeForCausalLM", base: str, out: Path, *, tokenizer: str | None, as_adapter: bool, console: Console
+    model: "AdaptedForCausalLM", base: str, out: Path, *, tokenizer: str | None, save: str, console: Console
 ) -> None:
     """Save the adapter, or the full model with the base's tokenizer if it has one."""
     from ..pretrained.adapter import save_adapter
-    from ..pretrained.adapting import save_whole
     from ..pretrained.loading import tokenizer_of
 
-    if as_adapter:
+    if save == "adapter":
         save_adapter(model, out)
         console.print(f"Wrote the adapter to {out}.", highlight=False, markup=False)
         return
@@ -181,9 +183,29 @@ def write(
         if tokenizer is not None:
             raise
         found = None
-    save_whole(model, found, out)
+    save_full(base, model, found, out, save)
     note = "" if found is not None else " The base has no tokenizer to copy."
     console.print(f"Wrote the model to {out}.{note}", highlight=False, markup=False)
+
+
+def check_saving(base: str, settings: AdaptSettings) -> None:
+    """Raise ValueError before training if the base's own architecture cannot hold the result."""
+    from ..pretrained.methods import change_config
+    from ..pretrained.native import check_native
+    from ..pretrained.weights import read_config, read_source_config
+
+    check_native(read_source_config(base), change_config(read_config(base), settings))
+
+
+def save_full(base: str, model: "AdaptedForCausalLM", tokenizer: Any, out: Path, save: str) -> None:
+    """Write the full model as one of this package, or in the base's own architecture."""
+    from ..pretrained.adapting import save_whole
+    from ..pretrained.native import save_native
+
+    if save == "native":
+        save_native(base, model, tokenizer, out)
+    else:
+        save_whole(model, tokenizer, out)
 
 
 def course_of(
@@ -221,7 +243,7 @@ def run_training(
 
     from ..adapt.finetune import describe_kept, finetune
     from ..adapt.show import show_results
-    from ..pretrained.adapting import load_adapter, save_whole
+    from ..pretrained.adapting import load_adapter
     from ..pretrained.loading import tokenizer_of
     from ..report.adaptation import write_loss
     from ..training.log import LOG, read_log
@@ -234,7 +256,8 @@ def run_training(
         show_results(report, console)
         if report["status"] == "done":
             console.print(f"Wrote adapter, log, plot and figures to {out}.", highlight=False, markup=False)
-            if save == "model":
-                save_whole(load_adapter(base, out), tokenizer_of(base, course.tokenizer), out / "model")
-                console.print(f"Wrote the whole model to {out / 'model'}.", highlight=False, markup=False)
+            if save in ("model", "native"):
+                tokenizer = tokenizer_of(base, course.tokenizer)
+                save_full(base, load_adapter(base, out), tokenizer, out / save, save)
+                console.print(f"Wrote the whole model to {out / save}.", highlight=False, markup=False)
     return report

@@ -57,6 +57,8 @@ def choose_growth(settings: ExtendSettings, scaling: str | None) -> tuple[float 
         return settings.query_growth, "You set it."
     if scaling == "yarn":
         return None, "YaRN makes scores larger itself."
+    if settings.save == "native":
+        return None, "In the base's own architecture, which you asked for, queries do not grow."
     return POLICY["query_growth"], (
         "Over more keys than in training attention gets flatter, so queries grow with the logarithm of the tokens "
         "read. On SmolLM2-135M this lowered perplexity at 65,536 tokens by 6 %; twice as much lowered it by 8 % and "

@@ -18,7 +18,9 @@ from ..data.tokens import TokenStore, build_tokens
 from ..model import EquitapeConfig
 from ..pretrained.adapting import name_of
 from ..pretrained.loading import check_vocabulary, choose_device, tokenizer_of
-from ..pretrained.weights import read_config
+from ..pretrained.methods import change_config
+from ..pretrained.native import check_native
+from ..pretrained.weights import read_config, read_source_config
 from ..runs.files import plain, read_json
 from ..runs.identity import Difference, check_folder, find_differences
 from ..tasks.perplexity_by_length import name_sources
@@ -100,6 +102,8 @@ def prepare(base: str | Path, settings: ExtendSettings) -> Prepared:
         documents=tuple(rows.store.lengths.tolist()),
     )
     plan = make_plan(config, settings, text, device)
+    if settings.save == "native":
+        check_native(read_source_config(base), change_config(config, plan.adapt))
     comparators, left_out = plan_comparators(config, settings, text, device)
     tasks, notes = proof_tasks(plan, settings, tokenizer)
     held_out = zip(name_sources(settings.eval_data), stores, strict=True)
@@ -237,7 +241,7 @@ def bytes_on_disk(prepared: Prepared) -> int:
     trained = [prepared.plan.trained, *others]
     # float32 weights, and two averages of the optimizer; checkpoints go when a training is done
     training = 4 * (3 * CHECKPOINTS * max(trained) + sum(trained))
-    whole = prepared.plan.parameters * 4 if prepared.settings.save == "model" else 0
+    whole = prepared.plan.parameters * 4 if prepared.settings.save != "adapter" else 0
     return training + whole + PAGES_BYTES
 
 

@@ -7,7 +7,7 @@ The folder of an extension holds
     training/, NAME/training/             fine-tuning runs of `equitape adapt`
     agreement.json                        predictions of the models against the original's
     adapter.safetensors, adapter.json     the result, on top of the base
-    model/                                the whole model, with --save model
+    model/, native/                       the whole model, with --save model or --save native
     README.md                             the model card
     lm-eval/                              the task of lm-evaluation-harness made from the held-out text
     results.json, report.html, report.md  all figures, and the pages made from them
@@ -17,6 +17,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -26,8 +27,9 @@ from ..adapt.finetune import finetune, read_finished, remove_checkpoints
 from ..evaluation import load_evaluated_model
 from ..pretrained.adapter import DESCRIPTION, TENSORS, read_description, read_tensors
 from ..pretrained.adapting import build, load_adapter, name_of, save_whole
-from ..pretrained.card import CARD, adapter_card, model_card
+from ..pretrained.card import CARD, adapter_card, model_card, native_card
 from ..pretrained.loading import choose_device
+from ..pretrained.native import architecture_in, save_native
 from ..pretrained.settings import adaptation_of
 from ..pretrained.weights import not_finite
 from ..registry import counted, describe_choices
@@ -47,7 +49,7 @@ from .proof import AGREEMENT_WINDOWS, FEW_WINDOWS, HARNESS, Reports, agree, judg
 from .settings import Measure, trains
 
 RESULTS, AGREEMENT = "results.json", "agreement.json"
-TRAINING, MODEL = "training", "model"
+TRAINING, MODEL, NATIVE = "training", "model", "native"
 
 
 def run(prepared: Prepared, out: Path, *, resume: bool = False, console: Console | None = None) -> Extension:
@@ -191,7 +193,7 @@ class Stages:
         finished = read_finished(folder) is not None
         if not finished:
             old = [self.out / name / task for task in get_args(Measure)]
-            for path in [*old, self.out / MODEL] if name == EXTENDED else old:
+            for path in [*old, self.out / MODEL, self.out / NATIVE] if name == EXTENDED else old:
                 shutil.rmtree(path, ignore_errors=True)
             (self.out / name / AGREEMENT).unlink(missing_ok=True)
         found = self.train(plan, folder)
@@ -267,14 +269,24 @@ class Stages:
         if extension.training["status"] == "done":
             own = self.card(self.out / TRAINING / CARD, adapter_card)
             write_text(self.out / CARD, extension_card(extension, own))
-            if self.settings.save == "model":
-                folder = self.out / MODEL
-                if not self.has_model():
-                    save_whole(load_adapter(self.base, self.out), self.prepared.tokenizer, folder)
-                # a model that was there already may have the card of another verdict, or none
-                write_text(folder / CARD, extension_card(extension, self.card(folder / CARD, model_card), MODEL))
+            if self.settings.save != "adapter":
+                self.write_whole(extension, self.settings.save)
         write_extension(extension, self.out)
         write_json(self.out / RESULTS, extension.to_dict())
+
+    def write_whole(self, extension: Extension, form: str) -> None:
+        """The whole model and its card, in a folder called by its form: model or native."""
+        folder = self.out / form
+        # the tokenizer is written last
+        if not (folder / "tokenizer_config.json").exists():
+            model = load_adapter(self.base, self.out)
+            if form == NATIVE:
+                save_native(self.base, model, self.prepared.tokenizer, folder)
+            else:
+                save_whole(model, self.prepared.tokenizer, folder)
+        # a model that was there already may have the card of another verdict, or none
+        make = partial(native_card, architecture=architecture_in(folder)) if form == NATIVE else model_card
+        write_text(folder / CARD, extension_card(extension, self.card(folder / CARD, make), form))
 
     def card(self, path: Path, make: Callable[..., str]) -> str:
         """A model card; made again where the file is missing or damaged."""
@@ -283,10 +295,6 @@ class Stages:
             return text
         model = load_adapter(self.base, self.out)
         return make(model, adaptation_of(model))
-
-    def has_model(self) -> bool:
-        """Whether the whole model was written, its tokenizer included."""
-        return (self.out / MODEL / "tokenizer_config.json").exists()
 
 
 def read_agreement(path: Path) -> Agreement | None:

@@ -121,8 +121,9 @@ class ExtendSettings(Settings):
     """Another way to extend, shown in the same tables: yarn and linear scale positions without training, all others
     train with the same data and budget; -plain leaves out the jumps; all means every one of them. Settings of one
     comparator alone follow @, as in theta+lora@theta=4e6,recall=0.5."""
-    save: Literal["adapter", "model"] = "adapter"
-    """What to write: the trained tensors, or also the whole model, in the folder `model`."""
+    save: Literal["adapter", "model", "native"] = "adapter"
+    """What to write: the trained tensors; or also the whole model, in the folder `model`; or also the whole model in
+    the base's own architecture, in the folder `native`, for programs that do not know this package."""
     seed: Seed = 0
     """Seed of new weights, of the order of data and of the prompts."""
 

@@ -233,6 +233,14 @@ class EquitapeConfig(PreTrainedConfig):
             "sliding_attention" if index in sliding else "full_attention" for index in range(self.num_hidden_layers)
         ]
 
+    def softmax_scale(self, block: int, score_scale: float) -> float:
+        """Factor on the scores of a block. score_scale: that of its encoding, YaRN's for example, which is part of the
+        rotation and so not of blocks without one.
+        """
+        assert self.head_dim is not None
+        scale = self.query_scale or self.head_dim**-0.5
+        return scale if block in (self.unrotated_layers or ()) else scale * score_scale
+
     def grow_queries(self, positions: Positions) -> Positions:
         """Positions with the factors of queries that `query_growth` asks for."""
         if not self.query_growth:

@@ -187,20 +187,20 @@ class EquitapeModel(EquitapePreTrainedModel):
             checks.check_position_ids(position_ids, x)
         checks.check_segments(segment_ids, x, past_key_values)
         checks.check_jumps(position_jumps, x, past_key_values)
-        assert self.config.head_dim is not None
-        scaling = self.config.query_scale or self.config.head_dim**-0.5
         if paged is not None:
             assert position_ids is not None
             checks.check_paged_cache(self.encoding, self.config._attn_implementation)
             past: Any = PagedCache(paged, kwargs, self.config)
             positions = past.positions(self.encoding, position_ids.long())
-            masks = past.masks(self.encoding, positions.ids, x.dtype, scaling * self.encoding.score_scale)
+            scaling = self._common_scale("Continuous batching (generate_batch)", "use generate")
+            masks = past.masks(self.encoding, positions.ids, x.dtype, scaling)
         elif self.shards is not None:
             check_call(attention_mask, segment_ids, past_key_values, self.training_attention is not None)
             checks.check_uniform_layers(self.config, "Splitting rows over processes", "keep rows whole")
             past = None
             positions = place(self.encoding, x, position_ids, position_jumps, self.shards)
-            masks = {"full_attention": ring_mask(self.shards, scaling * self.encoding.score_scale)}
+            scaling = self._common_scale("Splitting rows over processes", "keep rows whole")
+            masks = {"full_attention": ring_mask(self.shards, scaling)}
         else:
             if not torch.compiler.is_compiling():
                 refuse_torchs_split()
@@ -242,7 +242,7 @@ class EquitapeModel(EquitapePreTrainedModel):
                 local_state if encoding is local else state,
                 positions=positions_of[layer_types[index]],
                 attention_mask=masks[layer_types[index]],
-                scaling=scaling * encoding.score_scale,
+                scaling=self.config.softmax_scale(block, encoding.score_scale),
                 past_key_values=past,
                 cache_layer=index,
                 **kwargs,
@@ -254,6 +254,17 @@ class EquitapeModel(EquitapePreTrainedModel):
             past_key_values=past_key_values,
             position_states=self._collect(states, x) if output_position_states else None,
         )
+
+    def _common_scale(self, what: str, instead: str) -> float:
+        """The softmax scale of all blocks, for a way to run them that knows only one. what, instead: for the error."""
+        blocks = range(len(self.layers))
+        found = {self.config.softmax_scale(block, self._choose(block).score_scale) for block in blocks}
+        if len(found) > 1:
+            raise ValueError(
+                f"{what} does not support models whose layers scale their scores differently, as with YaRN next to "
+                f"layers without positions; {instead}."
+            )
+        return found.pop()
 
     def _choose(self, layer: int) -> PositionalEncoding:
         """The encoding of a layer."""

@@ -10,7 +10,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntry
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
-from ..model import EquitapeForCausalLM
+from ..model import EquitapeConfig, EquitapeForCausalLM
 from ..runs.errors import first_line
 from ..runs.files import files_in
 from .adapter import DESCRIPTION, TENSORS, describe_difference, insert, read_description, read_tensors, save_adapter
@@ -130,8 +130,13 @@ def find_adapter(name: Path | str) -> Path:
 def save_whole(model: EquitapeForCausalLM, tokenizer: Any, folder: Path) -> None:
     """Write the model, its card and its tokenizer, if any, to one folder."""
     model.save_pretrained(folder)
+    save_tokenizer(tokenizer, model.config, folder)
+
+
+def save_tokenizer(tokenizer: Any, config: EquitapeConfig, folder: Path) -> None:
+    """Write the tokenizer of a saved model, if it has one."""
     if tokenizer is not None:
-        tokenizer.model_max_length = model.config.max_position_embeddings
+        tokenizer.model_max_length = config.max_position_embeddings
         with files_in(folder) as aside:
             tokenizer.save_pretrained(aside)
 

@@ -35,7 +35,18 @@ model = AutoModelForCausalLM.from_pretrained("path/to/this/folder")"""
     return _card(model, adaptation, what, loading)
 
 
-def _card(model: EquitapeForCausalLM, adaptation: Adaptation, what: str, loading: str) -> str:
+def native_card(model: EquitapeForCausalLM, adaptation: Adaptation, architecture: str) -> str:
+    """The README.md of a full model in its base's architecture."""
+    loading = """from transformers import AutoModelForCausalLM
+
+model = AutoModelForCausalLM.from_pretrained("path/to/this/folder")"""
+    what = f"`{adaptation.base_name}`, adapted: all weights of a `{architecture}`, with LoRA merged."
+    return _card(model, adaptation, what, loading, library="transformers")
+
+
+def _card(
+    model: EquitapeForCausalLM, adaptation: Adaptation, what: str, loading: str, library: str = "equitape"
+) -> str:
     settings = adaptation.settings
     assert isinstance(model.config.encoding, dict)
     trained = set(adaptation.trained)
@@ -48,7 +59,7 @@ def _card(model: EquitapeForCausalLM, adaptation: Adaptation, what: str, loading
         "settings": settings.used(),
     }
     parts = [
-        f"---\nlibrary_name: equitape\nbase_model: {adaptation.base_name}\npipeline_tag: text-generation\n"
+        f"---\nlibrary_name: {library}\nbase_model: {adaptation.base_name}\npipeline_tag: text-generation\n"
         f"tags: [equitape, {settings.method}]\n---",
         f"# {adaptation.base_name}, {settings.method}",
         what,

@@ -1,8 +1,9 @@
 """Decoder families that can be adapted, and their configurations as EquitapeConfig."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ..model import EquitapeConfig
@@ -164,23 +165,56 @@ FAMILIES: dict[str, Translate] = {
 }  # fmt: skip
 
 
+FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+"""Projections that Phi-3 has in one matrix."""
+
+
 def split_fused(tensors: dict[str, nn.Parameter], config: EquitapeConfig) -> dict[str, Tensor]:
     """The weights under the names of an Equitape decoder; fused projections (Phi-3) become views of their parts."""
     assert config.head_dim is not None and config.num_key_value_heads is not None
     keys = config.head_dim * config.num_key_value_heads
-    heads = [config.head_dim * config.num_attention_heads, keys, keys]
-    fused = {
-        "qkv_proj": (("q_proj", "k_proj", "v_proj"), heads),
-        "gate_up_proj": (("gate_proj", "up_proj"), [config.intermediate_size] * 2),
+    rows = {
+        "qkv_proj": [config.head_dim * config.num_attention_heads, keys, keys],
+        "gate_up_proj": [config.intermediate_size] * 2,
     }
     found: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
-        owner, _, leaf = name.rpartition(".")
-        owner, _, module = owner.rpartition(".")
-        if module not in fused:
+        owner, module, leaf = split_name(name)
+        if module not in FUSED:
             found[name] = tensor
             continue
-        parts, sizes = fused[module]
-        for part, piece in zip(parts, tensor.detach().split(sizes), strict=True):
+        for part, piece in zip(FUSED[module], tensor.detach().split(rows[module]), strict=True):
             found[f"{owner}.{part}.{leaf}"] = piece
     return found
+
+
+def join_fused(tensors: Mapping[str, Tensor], names: Iterable[str]) -> dict[str, Tensor]:
+    """The weights under the names of their family: what `split_fused` has split is one matrix again."""
+    found: dict[str, Tensor] = {}
+    for name in names:
+        owner, module, leaf = split_name(name)
+        parts = [f"{owner}.{part}.{leaf}" for part in FUSED.get(module, ())]
+        found[name] = torch.cat([tensors[part] for part in parts]) if parts else tensors[name]
+    return found
+
+
+def split_name(name: str) -> tuple[str, str, str]:
+    """(owner, module, leaf) of a weight's name."""
+    rest, _, leaf = name.rpartition(".")
+    owner, _, module = rest.rpartition(".")
+    return owner, module, leaf
+
+
+def write_rope(encoding: dict[str, Any]) -> dict[str, Any]:
+    """`rope_parameters` for transformers from RoPE with base and scaling: the inverse of `read_rope`."""
+    scaling = encoding["scaling"]
+    kind = scaling["kind"]
+    written = {"rope_type": kind, "rope_theta": encoding["theta"]}
+    if kind == "default":
+        return written
+    used = {"yarn": ("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate"),
+            "llama3": ("low_freq_factor", "high_freq_factor")}.get(kind, ())  # fmt: skip
+    written |= {name: scaling[name] for name in ("factor", *used) if scaling[name] is not None}
+    if kind != "dynamic":
+        written["original_max_position_embeddings"] = scaling["original_max_positions"]
+    return written

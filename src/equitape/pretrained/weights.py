@@ -52,29 +52,30 @@ def load_source(base: Base, dtype: str | torch.dtype = "auto", check: Check | No
     path = Path(base).expanduser()
     if path.is_file():
         return _load_gguf(path, dtype)
-    name = _name_to_load(base)
-    with reading(base):
-        found = AutoConfig.from_pretrained(name)
-    config = check_config(found)
+    config = check_config(read_source_config(base))
     if check is not None:
         check(config)
-    model = read_whole(name, dtype=dtype)
+    model = read_whole(_name_to_load(base), dtype=dtype)
     check_loaded(model, "auto")
     return model
 
 
 def read_config(base: str | Path) -> EquitapeConfig:
     """The configuration of a base, without its weights; an error for one that cannot be adapted."""
+    config = read_source_config(base)
+    return translate_config(config) if Path(base).expanduser().is_file() else check_config(config)
+
+
+def read_source_config(base: str | Path) -> Any:
+    """The configuration of a base as transformers has it."""
     path = Path(base).expanduser()
     if path.is_file():
         _check_gguf(path)
         with reading(path):
-            config = AutoConfig.from_pretrained(str(path.parent), gguf_file=path.name)
-        return translate_config(config)
+            return AutoConfig.from_pretrained(str(path.parent), gguf_file=path.name)
     name = _name_to_load(base)
     with reading(base):
-        config = AutoConfig.from_pretrained(name)
-    return check_config(config)
+        return AutoConfig.from_pretrained(name)
 
 
 @contextmanager

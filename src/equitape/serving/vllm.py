@@ -52,7 +52,6 @@ class EquitapeModel(nn.Module):
                 config, encoding, get_tensor_model_parallel_world_size(), group.world_size, cache_dtype,
                 vllm_config.model_config.max_model_len,
             )  # fmt: skip
-        scaling = config.query_scale or config.head_dim**-0.5
         width = attention_width(max(config.key_cache_dims), vllm_config)
         embeds = group.is_first_rank or (config.tie_word_embeddings and group.is_last_rank)
         self.embed_tokens = PPMissingLayer()
@@ -64,7 +63,8 @@ class EquitapeModel(nn.Module):
         def block(prefix: str) -> EquitapeBlock:
             index = extract_layer_index(prefix)
             encoding = self.local_encoding if index in self.local_layers else self.encoding
-            return EquitapeBlock(vllm_config, encoding.layer(index), width, scaling * encoding.score_scale, prefix)
+            scaling = config.softmax_scale(index, encoding.score_scale)
+            return EquitapeBlock(vllm_config, encoding.layer(index), width, scaling, prefix)
 
         self.start_layer, self.end_layer, self.layers = make_layers(
             geometry.num_layers, block, prefix=f"{prefix}.layers"
