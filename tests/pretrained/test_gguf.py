@@ -2,9 +2,11 @@
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from cases import draw_tokens, gap
 from equitape import adapt
+from equitape.pretrained.native import save_native
 from families import make_source
 from gguf_files import write_gguf
 
@@ -25,6 +27,8 @@ def test_a_gguf_file(tmp_path):
     model.save_pretrained(tmp_path / "whole")
     half = adapt(path, "lora", dtype="bfloat16")
     assert half.dtype == torch.bfloat16
+    save_native(path, half, None, tmp_path / "native")
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "native").dtype == torch.bfloat16
     assert adapt(tmp_path / "whole", "lora").config.encoding["kind"] == "tape"
 
 
