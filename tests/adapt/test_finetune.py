@@ -237,6 +237,27 @@ def test_resuming(room, tmp_path):
         run(room, tmp_path, "lora", steps=2, resume=True)
 
 
+def test_figures_before_and_after_are_of_the_same_text(room, tmp_path):
+    """Other texts or lengths to score are refused, finished or not; damaged figures are made again."""
+    scored = {"data": {"test": str(room / "test")}, "lengths": [16, 64], "windows": 4}
+    report = run(room, tmp_path, steps=2, evaluation=scored)
+    (tmp_path / "results.json").unlink()
+    for finished in (False, True):
+        for change, name in (
+            ({"lengths": [32, 64]}, "lengths"),
+            ({"lengths": [64]}, "lengths"),
+            ({"stride": 8}, "stride"),
+            ({"windows": 3}, "windows"),
+            ({"data": {"test": str(room / "data")}}, "data"),
+        ):
+            with pytest.raises(ValueError, match=rf"already holds a different run \(evaluation.{name} was"):
+                run(room, tmp_path, steps=2, evaluation={**scored, **change}, resume=True)
+        if not finished:
+            (tmp_path / "before.json").write_text('[{"piece": 64}, 1]')
+            again = run(room, tmp_path, steps=2, evaluation=scored, resume=True)
+            assert again["perplexity"] == report["perplexity"]
+
+
 @pytest.mark.parametrize("content", ["{", "[]", "{}", "null"])
 def test_a_finished_run_with_damaged_results_is_not_trained_again(content, room, tmp_path):
     run(room, tmp_path, steps=2)

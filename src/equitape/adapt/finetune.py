@@ -88,7 +88,7 @@ def _finetune(
     prepared = prepare(base, adapt_settings, settings, tokenizer, progress)
     model, rows, texts, warnings, context, lengths, bf16 = prepared
     adaptation = adaptation_of(model)
-    identity = describe_run(adaptation, settings, rows)
+    identity = describe_run(adaptation, settings, rows, texts, lengths)
     if processes.is_main_process:
         # only the first process, which begins to write then
         check_folder(out, "run", RUN, lambda: differences(out, identity), resume=resume)
@@ -115,7 +115,7 @@ def _finetune(
 
     model.to(processes.device)
     before = read_json(out / BEFORE)
-    if not is_current(before):
+    if not is_current(before, texts, lengths):
         before = evaluate(model, "before")
         if processes.is_main_process:
             write_json(out / BEFORE, before)
@@ -225,8 +225,14 @@ def describe_texts(overlaps: dict[str, Overlap]) -> list[str]:
     return [note for name, found in overlaps.items() if (note := describe_overlap(name, found))]
 
 
-def describe_run(adaptation: Adaptation, settings: FinetuneSettings, rows: PackedDataset) -> dict[str, Any]:
-    """All settings that affect the trained weights."""
+def describe_run(
+    adaptation: Adaptation,
+    settings: FinetuneSettings,
+    rows: PackedDataset,
+    texts: dict[str, TokenStore],
+    lengths: tuple[int, ...],
+) -> dict[str, Any]:
+    """All settings that affect the trained weights and their scores."""
     train = {key: value for key, value in settings.train.to_dict().items() if key not in UNIMPORTANT}
     content = {
         "adapt": adaptation.settings.to_dict(),
@@ -234,6 +240,12 @@ def describe_run(adaptation: Adaptation, settings: FinetuneSettings, rows: Packe
         "data": {"digest": rows.store.facts.digest, **asdict(rows.report)},
         "train": train,
         "recall": settings.recall or None,
+        "evaluation": {
+            "data": {name: store.facts.digest for name, store in texts.items()},
+            "lengths": lengths,
+            "stride": settings.evaluation.stride,
+            "windows": settings.evaluation.windows,
+        },
     }
     return json.loads(json.dumps(plain(content)))
 
@@ -248,7 +260,8 @@ def differences(out: Path, identity: dict[str, Any]) -> list[Difference]:
     if isinstance(old.get("train"), dict):
         train = current_names(old["train"])
         old = {**old, "train": {key: value for key, value in train.items() if key not in UNIMPORTANT}}
-    return find_differences(old, identity)
+    # older versions did not write it
+    return find_differences({"evaluation": identity.get("evaluation"), **old}, identity)
 
 
 @contextmanager
