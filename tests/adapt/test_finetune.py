@@ -423,6 +423,9 @@ def test_an_interrupt_after_training_says_that_it_is_finished(room, tmp_path, mo
     printed = "".join(command(*words, "--resume").output.split())
     assert "run[/red]isalreadyfinished." in printed
     assert (out / "model" / "config.json").exists()
+    # the whole model stays when the run is continued without --save model
+    command(*(word for word in words if word not in ("--save", "model")), "--resume")
+    assert (out / "model" / "config.json").exists()
     assert (out / "log.jsonl").read_bytes() == written
     command(room / "base", "--adapter", out, "--out", tmp_path / "merged[/red]")
 

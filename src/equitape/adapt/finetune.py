@@ -334,6 +334,8 @@ def write_run(model: EquitapeForCausalLM, trained: dict[str, Tensor], out: Path,
     """Write the adapter and figures, and delete the checkpoints of a finished run."""
     if report["status"] == "done":
         save_adapter(model, out, trained)
+        # the adapter has its weights; deleted now, since a finished run may get a whole model there
+        shutil.rmtree(out / MODEL, ignore_errors=True)
     write_json(out / RESULTS, report)
     if report["status"] == "done":
         remove_checkpoints(out)
@@ -342,7 +344,6 @@ def write_run(model: EquitapeForCausalLM, trained: dict[str, Tensor], out: Path,
 def remove_checkpoints(out: Path) -> None:
     """Delete what a finished run does not need; the adapter has its weights."""
     checkpoints.discard(out)
-    shutil.rmtree(out / MODEL, ignore_errors=True)
 
 
 def read_finished(out: Path) -> dict[str, Any] | None:
