@@ -268,6 +268,14 @@ def test_a_finished_run_with_damaged_results_is_not_trained_again(content, room,
     assert ((tmp_path / "adapter.safetensors").read_bytes(), (tmp_path / "log.jsonl").read_bytes()) == before
 
 
+@pytest.mark.parametrize("name", ["adapter.safetensors", "adapter.json"])
+def test_a_finished_run_without_its_adapter_is_refused(name, room, tmp_path):
+    run(room, tmp_path, steps=1)
+    (tmp_path / name).unlink()
+    with pytest.raises(ValueError, match=f"is finished, but {name} is gone; delete results.json to train again"):
+        run(room, tmp_path, steps=1, resume=True)
+
+
 def test_a_nan_loss(room, tmp_path):
     report = run(room, tmp_path, learning_rate=1e18, max_grad_norm=0.0, steps=8)
     assert report["status"] == "nan"

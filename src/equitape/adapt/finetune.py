@@ -30,7 +30,7 @@ from ..data.recall import RecallRows
 from ..data.text import read_documents, short_names
 from ..data.tokens import TokenStore, build_tokens
 from ..model import EquitapeForCausalLM
-from ..pretrained.adapter import complete_architecture, save_adapter, trained_tensors
+from ..pretrained.adapter import DESCRIPTION, TENSORS, complete_architecture, save_adapter, trained_tensors
 from ..pretrained.adapting import AdaptedForCausalLM, build
 from ..pretrained.loading import check_vocabulary, tokenizer_of
 from ..pretrained.lora import lora_layers
@@ -94,6 +94,9 @@ def _finetune(
         check_folder(out, "run", RUN, lambda: differences(out, identity), resume=resume)
     finished = read_finished(out) if resume else None
     if finished is not None:
+        for name in (DESCRIPTION, TENSORS):
+            if not (out / name).is_file():
+                raise ValueError(f"The run in {out} is finished, but {name} is gone; delete {RESULTS} to train again.")
         if processes.is_main_process:
             remove_checkpoints(out)
             progress.console.print(f"The run in {out} is already finished.", highlight=False, markup=False)
