@@ -503,6 +503,13 @@ def test_a_full_disk_ends_the_command(room, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("content", ["null", '{"base": null}', '{"base": {"architecture": {}}}'])
+def test_a_damaged_description_of_a_run_is_refused(content, tmp_path):
+    (tmp_path / "run.json").write_text(content)
+    with pytest.raises(ValueError, match=r"Cannot read .*run\.json; choose another folder"):
+        differences(tmp_path, {})
+
+
 def test_a_run_begun_before_an_encoding_had_all_its_options_resumes(tmp_path):
     base = adapting.adapt(make_source(), "tape").adaptation.base
     older = copy.deepcopy(base)

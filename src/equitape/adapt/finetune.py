@@ -256,10 +256,11 @@ def describe_run(
 def differences(out: Path, identity: dict[str, Any]) -> list[Difference]:
     """Settings that differ between a run and the one in a folder."""
     old = read_json(out / RUN)
-    if not isinstance(old, dict):
-        raise ValueError(f"Cannot read {out / RUN}; choose another folder.")
-    if "architecture" in old.get("base", {}):
-        old["base"]["architecture"] = complete_architecture(old["base"]["architecture"])
+    try:
+        if "architecture" in old.get("base", {}):
+            old["base"]["architecture"] = complete_architecture(old["base"]["architecture"])
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise ValueError(f"Cannot read {out / RUN}; choose another folder.") from None
     if isinstance(old.get("train"), dict):
         train = current_names(old["train"])
         old = {**old, "train": {key: value for key, value in train.items() if key not in UNIMPORTANT}}
