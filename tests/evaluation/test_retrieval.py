@@ -118,6 +118,23 @@ def test_needles_give_credit_for_parts(tmp_path):
     assert report["metrics"]["multivalue_1500"] == 25
 
 
+def test_answers_do_not_depend_on_the_batch(tmp_path):
+    """Common words have different lengths, and so have the answers that may be given."""
+    task = build_evaluation("needles", {"kinds": ["common_words"], "lengths": [1400], "short": 1400, "samples": 3})
+    written = []
+    for batch_tokens in (1, 100_000):
+        evaluate(
+            evaluated(Reader("Question", answer="x" * 400)),
+            task,
+            tmp_path / str(batch_tokens),
+            batch_tokens=batch_tokens,
+        )
+        lines = (tmp_path / str(batch_tokens) / "results.jsonl").read_text().splitlines()
+        written.append([json.loads(line)["record"]["answer"] for line in lines])
+    assert written[0] == written[1]
+    assert len(set(map(len, written[0]))) > 1
+
+
 def test_filler_from_text(tmp_path):
     book = tmp_path / "book.txt"
     book.write_text("\n\n".join(f"Chapter {number}. It was a dark and stormy night." for number in range(50)))

@@ -54,7 +54,7 @@ class HaystackTask(EvaluationTask):
 
     options: HaystackOptions
     answer_tokens: ClassVar[tuple[int, int]]
-    """(a, b): an answer may take a times the tokens of the longest expected one, and b more."""
+    """(a, b): an answer may take a times the tokens of the expected one, and b more."""
 
     def places(self, length: int) -> list[Place]:
         """All prompts of a length."""
@@ -113,8 +113,8 @@ class HaystackTask(EvaluationTask):
             examples = [self.make(unit.content) for unit in same]
             expected = self.maker.encode.all([" " + ", ".join(example.references) for example in examples])
             times, spare = self.answer_tokens
-            limit = times * max(map(len, expected)) + spare
-            answers = write_answers(evaluated, [example.tokens for example in examples], limit)
+            limits = [times * len(tokens) + spare for tokens in expected]
+            answers = write_answers(evaluated, [example.tokens for example in examples], limits)
             advance(sum(unit.cost for unit in same))
             for unit, example, answer in zip(same, examples, answers, strict=True):
                 records[unit.key] = self.record(unit.content, example, answer.text)
