@@ -123,6 +123,7 @@ def describe_settings(evaluated: EvaluatedModel, task: EvaluationTask, units: li
         "options": task.settled_options(),
         "examples": {"units": len(units), **task.identity()},
         "model": evaluated.describe(),
+        **evaluated.describe_inputs(),
     }
     return json.loads(json.dumps(plain(content)))
 
@@ -134,7 +135,11 @@ def check_out(out: Path, resume: bool) -> None:
 
 def differences(out: Path, settings: dict[str, Any], ignored: Sequence[str] = ()) -> list[Difference]:
     """Settings that differ between an evaluation and the one in a folder, but for those with the ignored names."""
-    return find_differences(read_settings(out), settings, (*UNIMPORTANT, *ignored))
+    old = read_settings(out)
+    # older versions did not write these
+    for name in ("config", "tokenizer"):
+        old.setdefault(name, settings[name])
+    return find_differences(old, settings, (*UNIMPORTANT, *ignored))
 
 
 def differences_between(one: dict[str, Any], other: dict[str, Any]) -> list[Difference]:
