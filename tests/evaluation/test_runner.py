@@ -113,6 +113,28 @@ def test_a_model_with_the_same_weights_and_other_settings_is_refused(tmp_path):
     assert lines(tmp_path) == before
 
 
+@pytest.mark.parametrize(
+    "change", [{"task": 7}, {"options": None}, {"examples": {}}, {"model": {}}, {"model": None}], ids=str
+)
+def test_damaged_settings_are_refused_in_one_sentence(change, tmp_path):
+    evaluate(evaluated(Reader(KEY)), passkey(), tmp_path)
+    settings = json.loads((tmp_path / "settings.json").read_text())
+    (tmp_path / "settings.json").write_text(json.dumps({**settings, **change}))
+    with pytest.raises(ValueError, match="has no readable evaluation"):
+        rescore(tmp_path)
+
+
+def test_results_that_are_not_of_the_evaluation_are_refused(tmp_path):
+    evaluate(evaluated(Reader(KEY)), passkey(), tmp_path)
+    kept = lines(tmp_path)
+    (tmp_path / "results.jsonl").write_text("\n".join([*kept, kept[0].replace("/0.0/0", "/0.5/0")]) + "\n")
+    with pytest.raises(ValueError, match=r"results\.jsonl also has results of another evaluation"):
+        rescore(tmp_path)
+    (tmp_path / "results.jsonl").write_text('{"unit": "400/0.0/0", "record": 5}\n')
+    with pytest.raises(ValueError, match=r"Line 1 of .*results\.jsonl is damaged"):
+        rescore(tmp_path)
+
+
 def test_text_that_changed_is_another_evaluation(tmp_path, monkeypatch):
     monkeypatch.setenv("EQUITAPE_CACHE", str(tmp_path / "cache"))
     text = tmp_path / "text.txt"

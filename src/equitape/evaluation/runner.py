@@ -154,6 +154,11 @@ def read_settings(out: Path) -> dict[str, Any]:
         settings = json.loads((out / SETTINGS).read_text())
         if settings["format"] > FORMAT:
             raise ValueError(f"format {settings['format']} is from a later version")
+        if not isinstance(settings["task"], str):
+            raise TypeError("its task is no name")
+        for part, name in (("options", None), ("examples", "units"), ("model", "context")):
+            if not isinstance(settings[part], dict) or (name is not None and name not in settings[part]):
+                raise TypeError(f"its {part} are damaged")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{str(out)!r} has no readable evaluation ({error}).") from None
     return settings
@@ -174,7 +179,7 @@ def read_results(out: Path) -> dict[str, Record]:
         try:
             if line:
                 entry = json.loads(line)
-                found[entry["unit"]] = entry["record"]
+                found[entry["unit"]] = dict(entry["record"])
         except (ValueError, KeyError, TypeError):
             raise ValueError(
                 f"Line {number} of {path} is damaged; delete that line to evaluate its unit again."
@@ -279,8 +284,10 @@ def rescore(out: Path | str) -> dict[str, Any]:
         raise ValueError(
             f"The evaluation in {str(out)!r} has no results" + (f": {errors[0]}" if errors else " yet; run it first.")
         )
-    report = asdict(task.report(good, settings))
     missing = settings["examples"]["units"] - len(results)
+    if missing < 0:
+        raise ValueError(f"{out / RESULTS} also has results of another evaluation; delete the file, and run it again.")
+    report = asdict(task.report(good, settings))
     if missing:
         report["notes"].insert(0, f"Unfinished: {missing} of {settings['examples']['units']} units are missing.")
     for error in errors:
