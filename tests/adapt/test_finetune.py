@@ -472,6 +472,11 @@ def test_the_command_converts(room, tmp_path):
         (["--adapter", "x", "--method", "lora"], "--method was fixed when the adapter was trained"),
         (["--adapter", "x"], "There is no adapter in"),
         (["--tokenizer", "x", "--out", "OUT"], "There is no tokenizer in"),
+        (["--save", "model"], "--save only applies to what is written, which needs --out"),
+        (["--dtype", "bfloat16"], "--dtype only applies to what is written, which needs --out"),
+        (["--tokenizer", "x"], "--tokenizer only applies to what is written, which needs --out"),
+        (["--save", "adapter", "--dtype", "bfloat16", "--out", "OUT"], "--dtype only applies to a full model"),
+        (["--save", "adapter", "--tokenizer", "x", "--out", "OUT"], "--tokenizer only applies to a full model"),
     ],
 )
 def test_wrong_options(room, tmp_path, options, message):
