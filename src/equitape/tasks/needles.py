@@ -184,8 +184,9 @@ class Passkey(HaystackTask):
 
     def places(self, length: int) -> list[Place]:
         return [
-            {"length": length, "depth": float(depth), "sample": sample}
-            for depth in self.options.depths
+            {"length": length, "depth": depth, "sample": sample}
+            # each once: places name units
+            for depth in dict.fromkeys(map(float, self.options.depths))
             for sample in range(self.options.samples)
         ]
 
@@ -257,7 +258,7 @@ class Needles(HaystackTask):
     def places(self, length: int) -> list[Place]:
         return [
             {"kind": kind, "length": length, "sample": sample}
-            for kind in self.options.kinds
+            for kind in dict.fromkeys(self.options.kinds)
             for sample in range(self.options.samples)
         ]
 
