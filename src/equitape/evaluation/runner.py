@@ -124,6 +124,7 @@ def describe_settings(evaluated: EvaluatedModel, task: EvaluationTask, units: li
         "examples": {"units": len(units), **task.identity()},
         "model": evaluated.describe(),
         **evaluated.describe_inputs(),
+        "digest": task.digest(),
     }
     return json.loads(json.dumps(plain(content)))
 
@@ -137,7 +138,7 @@ def differences(out: Path, settings: dict[str, Any], ignored: Sequence[str] = ()
     """Settings that differ between an evaluation and the one in a folder, but for those with the ignored names."""
     old = read_settings(out)
     # older versions did not write these
-    for name in ("config", "tokenizer"):
+    for name in ("config", "tokenizer", "digest"):
         old.setdefault(name, settings[name])
     return find_differences(old, settings, (*UNIMPORTANT, *ignored))
 
