@@ -237,6 +237,27 @@ def test_resuming(room, tmp_path):
         run(room, tmp_path, "lora", steps=2, resume=True)
 
 
+def test_figures_before_and_after_are_of_the_same_text(room, tmp_path):
+    """Other texts or lengths to score are refused, finished or not; damaged figures are made again."""
+    scored = {"data": {"test": str(room / "test")}, "lengths": [16, 64], "windows": 4}
+    report = run(room, tmp_path, steps=2, evaluation=scored)
+    (tmp_path / "results.json").unlink()
+    for finished in (False, True):
+        for change, name in (
+            ({"lengths": [32, 64]}, "lengths"),
+            ({"lengths": [64]}, "lengths"),
+            ({"stride": 8}, "stride"),
+            ({"windows": 3}, "windows"),
+            ({"data": {"test": str(room / "data")}}, "data"),
+        ):
+            with pytest.raises(ValueError, match=rf"already holds a different run \(evaluation.{name} was"):
+                run(room, tmp_path, steps=2, evaluation={**scored, **change}, resume=True)
+        if not finished:
+            (tmp_path / "before.json").write_text('[{"piece": 64}, 1]')
+            again = run(room, tmp_path, steps=2, evaluation=scored, resume=True)
+            assert again["perplexity"] == report["perplexity"]
+
+
 @pytest.mark.parametrize("content", ["{", "[]", "{}", "null"])
 def test_a_finished_run_with_damaged_results_is_not_trained_again(content, room, tmp_path):
     run(room, tmp_path, steps=2)
@@ -245,6 +266,14 @@ def test_a_finished_run_with_damaged_results_is_not_trained_again(content, room,
     with pytest.raises(ValueError, match=r"results\.json is damaged; delete it to repeat the run"):
         run(room, tmp_path, steps=2, resume=True)
     assert ((tmp_path / "adapter.safetensors").read_bytes(), (tmp_path / "log.jsonl").read_bytes()) == before
+
+
+@pytest.mark.parametrize("name", ["adapter.safetensors", "adapter.json"])
+def test_a_finished_run_without_its_adapter_is_refused(name, room, tmp_path):
+    run(room, tmp_path, steps=1)
+    (tmp_path / name).unlink()
+    with pytest.raises(ValueError, match=f"is finished, but {name} is gone; delete results.json to train again"):
+        run(room, tmp_path, steps=1, resume=True)
 
 
 def test_a_nan_loss(room, tmp_path):
@@ -402,6 +431,9 @@ def test_an_interrupt_after_training_says_that_it_is_finished(room, tmp_path, mo
     printed = "".join(command(*words, "--resume").output.split())
     assert "run[/red]isalreadyfinished." in printed
     assert (out / "model" / "config.json").exists()
+    # the whole model stays when the run is continued without --save model
+    command(*(word for word in words if word not in ("--save", "model")), "--resume")
+    assert (out / "model" / "config.json").exists()
     assert (out / "log.jsonl").read_bytes() == written
     command(room / "base", "--adapter", out, "--out", tmp_path / "merged[/red]")
 
@@ -442,6 +474,11 @@ def test_the_command_converts(room, tmp_path):
         (["--adapter", "x", "--method", "lora"], "--method was fixed when the adapter was trained"),
         (["--adapter", "x"], "There is no adapter in"),
         (["--tokenizer", "x", "--out", "OUT"], "There is no tokenizer in"),
+        (["--save", "model"], "--save only applies to what is written, which needs --out"),
+        (["--dtype", "bfloat16"], "--dtype only applies to what is written, which needs --out"),
+        (["--tokenizer", "x"], "--tokenizer only applies to what is written, which needs --out"),
+        (["--save", "adapter", "--dtype", "bfloat16", "--out", "OUT"], "--dtype only applies to a full model"),
+        (["--save", "adapter", "--tokenizer", "x", "--out", "OUT"], "--tokenizer only applies to a full model"),
     ],
 )
 def test_wrong_options(room, tmp_path, options, message):
@@ -471,6 +508,13 @@ def test_a_full_disk_ends_the_command(room, tmp_path, monkeypatch):
     result = command(room / "base", "--out", tmp_path / "model", code=1)
     assert "The disk is full; free some space, then run the command again." in result.output
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("content", ["null", '{"base": null}', '{"base": {"architecture": {}}}'])
+def test_a_damaged_description_of_a_run_is_refused(content, tmp_path):
+    (tmp_path / "run.json").write_text(content)
+    with pytest.raises(ValueError, match=r"Cannot read .*run\.json; choose another folder"):
+        differences(tmp_path, {})
 
 
 def test_a_run_begun_before_an_encoding_had_all_its_options_resumes(tmp_path):

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from tokenizers import processors
 
 from cases import build
 from command_line import call, invoke
@@ -43,6 +44,31 @@ def test_two_models_side_by_side(models):
 def test_a_conversation_ends_with_an_empty_line(models):
     result = call("chat", models / "one", "--max-tokens", 3, input="Hello\nAgain\n\n")
     assert result.output.count("you") == 3
+
+
+@pytest.mark.parametrize("template", ["{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}", None])
+def test_a_prompt_has_one_start_token(template, monkeypatch):
+    """Templates of Llama and Gemma begin with the token that their tokenizers add too."""
+    tokenizer = byte_tokenizer()
+    tokenizer.bos_token = tokenizer.eos_token
+    start = tokenizer.bos_token_id
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{tokenizer.bos_token} $A", special_tokens=[(tokenizer.bos_token, start)]
+    )
+    tokenizer.split_special_tokens = False
+    tokenizer.chat_template = template
+    model = build("tape", vocab_size=258, num_hidden_layers=2)
+    seen = []
+    generate = model.generate
+
+    def remember(**inputs):
+        seen.append(inputs["input_ids"][0].tolist())
+        return generate(**inputs)
+
+    monkeypatch.setattr(model, "generate", remember)
+    monkeypatch.setattr("equitape.commands.generate.load_writers", lambda *_: {"one": (model, tokenizer)})
+    call("chat", "one", "--max-tokens", 2, input="Hi\n\n")
+    assert seen == [[start, *b"Hi"] if template else [start, *b"Hi\n"]]
 
 
 @pytest.mark.parametrize(

@@ -110,6 +110,26 @@ def test_originals_adapters_and_runs(base, tmp_path):
     assert "is an adapter; give the model it was trained on with --base" in printed
 
 
+def test_what_cannot_be_compared_is_refused_before_any_work(ours, tmp_path):
+    invoke(ours, *PASSKEY, "--out", tmp_path / "a", "--name", "a")
+    other = [word if word != "samples=1" else "samples=2" for word in PASSKEY]
+    for words, message in (
+        ([*PASSKEY, "--beside", tmp_path / "none"], "There is no report to compare with"),
+        ([*other, "--beside", tmp_path / "a"], "options.samples was 1, now 2"),
+        ([*PASSKEY, "--beside", tmp_path / "a", "--name", "a"], "Two models are called 'a'"),
+        ([*PASSKEY, "--beside", tmp_path / "a", "--no-score"], "--beside has no effect with --no-score"),
+    ):
+        assert message in invoke(ours, *words, "--out", tmp_path / "b", code=2)
+        assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.parametrize(
+    "option", ["--name=x", "--out=x", "--base=x", "--dtype=float32", "--batch-tokens=1", "--resume", "--no-score"]
+)
+def test_options_without_effect_on_a_new_score_are_refused(option, ours):
+    assert f"{option.partition('=')[0]} has no effect with --rescore" in invoke(ours, "--rescore", option, code=2)
+
+
 def test_beside(ours, base, tmp_path):
     invoke(base, *PASSKEY, "--out", tmp_path / "a", "--name", "llama")
     invoke(ours, *PASSKEY, "--out", tmp_path / "b", "--name", "tape", "--beside", f"original={tmp_path / 'a'}")

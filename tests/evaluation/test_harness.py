@@ -127,6 +127,26 @@ def test_figures_of_the_harness_are_not_in_per_cent(tasks, tmp_path):
     assert [report.metric(name).unit for name in report.metrics] == [""] * len(report.metrics)
 
 
+def test_questions_that_changed_are_another_evaluation(tasks, tmp_path):
+    folder = save(our_model(dtype=torch.float32, max_position_embeddings=128), tmp_path / "model")
+
+    def run(**given):
+        task = build_evaluation("lm-eval:colours", {"include_path": str(tasks)})
+        return evaluate(load_evaluated_model(folder, device="cpu"), task, tmp_path / "out", **given)
+
+    first = run()
+    assert run(resume=True)["metrics"] == first["metrics"]
+    for path, old, new in (
+        (tasks / "rows.jsonl", "number 3", "number 33"),
+        (tasks / "colours.yaml", "{{question", "Q: {{question"),
+    ):
+        kept = path.read_text()
+        path.write_text(kept.replace(old, new))
+        with pytest.raises(ValueError, match=r"already holds a different evaluation \(digest was"):
+            run(resume=True)
+        path.write_text(kept)
+
+
 GENERATED = """
 task: numbers
 dataset_path: json

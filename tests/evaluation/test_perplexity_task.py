@@ -257,9 +257,12 @@ def test_default_lengths_are_what_text_and_context_allow(tmp_path, monkeypatch):
 def test_a_length_that_the_model_refuses_is_reported_and_not_fatal(texts, tmp_path):
     """A learned table ends."""
     model = our_model("learned", max_position_embeddings=20)
-    options = {"data": str(texts), "lengths": [16, 32], "short": 8}
+    options = {"data": str(texts), "lengths": [16, 32], "short": 8, "windows": 1}
     report = evaluate(evaluated(model), build_evaluation("perplexity", options), tmp_path / "out")
     assert "perplexity_16" in report["metrics"]
+    # the documents and pieces are still those of the longest length
+    assert any("3 of 4 documents, those with more than 32 tokens" in note for note in report["notes"])
+    assert any("at most 1 piece of 32 tokens" in sentence for sentence in report["protocol"])
     assert "perplexity_32" not in report["metrics"]
     assert any("2 units failed" in note or "units failed" in note for note in report["notes"])
 

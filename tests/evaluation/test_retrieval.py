@@ -118,6 +118,33 @@ def test_needles_give_credit_for_parts(tmp_path):
     assert report["metrics"]["multivalue_1500"] == 25
 
 
+@pytest.mark.parametrize(
+    ("name", "options"), [("passkey", {"depths": [0, 0.0, 0.5]}), ("needles", {"kinds": ["single", "single"]})]
+)
+def test_a_depth_or_kind_given_twice_is_measured_once(name, options, tmp_path):
+    task = build_evaluation(name, {"lengths": [700], "short": 700, "samples": 1, **options})
+    report = evaluate(evaluated(Reader("nothing")), task, tmp_path)
+    assert report["examples"]["units"] == len((tmp_path / "results.jsonl").read_text().splitlines())
+    assert not any("Unfinished" in note for note in report["notes"])
+
+
+def test_answers_do_not_depend_on_the_batch(tmp_path):
+    """Common words have different lengths, and so have the answers that may be given."""
+    task = build_evaluation("needles", {"kinds": ["common_words"], "lengths": [1400], "short": 1400, "samples": 3})
+    written = []
+    for batch_tokens in (1, 100_000):
+        evaluate(
+            evaluated(Reader("Question", answer="x" * 400)),
+            task,
+            tmp_path / str(batch_tokens),
+            batch_tokens=batch_tokens,
+        )
+        lines = (tmp_path / str(batch_tokens) / "results.jsonl").read_text().splitlines()
+        written.append([json.loads(line)["record"]["answer"] for line in lines])
+    assert written[0] == written[1]
+    assert len(set(map(len, written[0]))) > 1
+
+
 def test_filler_from_text(tmp_path):
     book = tmp_path / "book.txt"
     book.write_text("\n\n".join(f"Chapter {number}. It was a dark and stormy night." for number in range(50)))

@@ -6,8 +6,9 @@ import json
 import pytest
 import torch
 from rich.console import Console
-from small import Reader, evaluated, our_model
+from small import Reader, evaluated, llama, our_model
 
+from equitape.data.tokenizers import byte_tokenizer
 from equitape.evaluation import build_evaluation, evaluate, rescore
 from equitape.evaluation.runner import add_cost
 from equitape.report.evaluation import report_folder
@@ -89,6 +90,49 @@ def test_a_run_with_other_settings_is_refused(tmp_path):
     (tmp_path / "full/thing").write_text("")
     with pytest.raises(ValueError, match="is not empty and has no evaluation"):
         evaluate(evaluated(Reader(KEY)), passkey(), tmp_path / "full")
+
+
+def test_a_model_with_the_same_weights_and_other_settings_is_refused(tmp_path):
+    options = {"lengths": [700], "short": 700, "samples": 1, "depths": [0.5]}
+    evaluate(evaluated(llama()), passkey(**options), tmp_path)
+    before = lines(tmp_path)
+    other = llama()
+    other.config.rope_parameters["rope_theta"] = 100.0
+    with pytest.raises(ValueError, match=r"already holds a different evaluation \(config.rope_parameters was"):
+        evaluate(evaluated(other), passkey(**options), tmp_path, resume=True)
+    tokenizer = byte_tokenizer()
+    tokenizer.eos_token = tokenizer.pad_token
+    with pytest.raises(ValueError, match=r"already holds a different evaluation \(tokenizer was"):
+        evaluate(evaluated(llama(), tokenizer), passkey(**options), tmp_path, resume=True)
+    # an evaluation of an older version, which kept neither, goes on
+    settings = json.loads((tmp_path / "settings.json").read_text())
+    (tmp_path / "settings.json").write_text(
+        json.dumps({name: value for name, value in settings.items() if name not in ("config", "tokenizer")})
+    )
+    evaluate(evaluated(llama()), passkey(**options), tmp_path, resume=True)
+    assert lines(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    "change", [{"task": 7}, {"options": None}, {"examples": {}}, {"model": {}}, {"model": None}], ids=str
+)
+def test_damaged_settings_are_refused_in_one_sentence(change, tmp_path):
+    evaluate(evaluated(Reader(KEY)), passkey(), tmp_path)
+    settings = json.loads((tmp_path / "settings.json").read_text())
+    (tmp_path / "settings.json").write_text(json.dumps({**settings, **change}))
+    with pytest.raises(ValueError, match="has no readable evaluation"):
+        rescore(tmp_path)
+
+
+def test_results_that_are_not_of_the_evaluation_are_refused(tmp_path):
+    evaluate(evaluated(Reader(KEY)), passkey(), tmp_path)
+    kept = lines(tmp_path)
+    (tmp_path / "results.jsonl").write_text("\n".join([*kept, kept[0].replace("/0.0/0", "/0.5/0")]) + "\n")
+    with pytest.raises(ValueError, match=r"results\.jsonl also has results of another evaluation"):
+        rescore(tmp_path)
+    (tmp_path / "results.jsonl").write_text('{"unit": "400/0.0/0", "record": 5}\n')
+    with pytest.raises(ValueError, match=r"Line 1 of .*results\.jsonl is damaged"):
+        rescore(tmp_path)
 
 
 def test_text_that_changed_is_another_evaluation(tmp_path, monkeypatch):

@@ -4,7 +4,7 @@ Every length scores the same tokens of a text: pieces of the longest length, fro
 differ only in context.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from typing import Any
 
@@ -71,9 +71,18 @@ def score(
     return entries
 
 
-def is_current(before: Any) -> bool:
-    """Whether stored scores are of the tokens that `score` uses; older versions used others at each length."""
-    return isinstance(before, list) and all("piece" in entry for entry in before)
+def is_current(before: Any, texts: Iterable[str], lengths: tuple[int, ...]) -> bool:
+    """Whether stored scores are of these texts and lengths, and of the tokens that `score` uses.
+
+    Older versions used other tokens at each length.
+    """
+    wanted = [{"data": name, "length": length, "piece": max(lengths)} for name in texts for length in lengths]
+    return (
+        isinstance(before, list)
+        and len(before) == len(wanted)
+        and all(isinstance(entry, dict) and {"perplexity", "loss"} <= entry.keys() for entry in before)
+        and all(each.items() <= entry.items() for each, entry in zip(wanted, before, strict=True))
+    )
 
 
 def join_scores(before: list[dict[str, Any]], after: list[dict[str, Any]] | None) -> list[dict[str, Any]]:

@@ -30,7 +30,7 @@ from ..data.recall import RecallRows
 from ..data.text import read_documents, short_names
 from ..data.tokens import TokenStore, build_tokens
 from ..model import EquitapeForCausalLM
-from ..pretrained.adapter import complete_architecture, save_adapter, trained_tensors
+from ..pretrained.adapter import DESCRIPTION, TENSORS, complete_architecture, save_adapter, trained_tensors
 from ..pretrained.adapting import AdaptedForCausalLM, build
 from ..pretrained.loading import check_vocabulary, tokenizer_of
 from ..pretrained.lora import lora_layers
@@ -88,12 +88,15 @@ def _finetune(
     prepared = prepare(base, adapt_settings, settings, tokenizer, progress)
     model, rows, texts, warnings, context, lengths, bf16 = prepared
     adaptation = adaptation_of(model)
-    identity = describe_run(adaptation, settings, rows)
+    identity = describe_run(adaptation, settings, rows, texts, lengths)
     if processes.is_main_process:
         # only the first process, which begins to write then
         check_folder(out, "run", RUN, lambda: differences(out, identity), resume=resume)
     finished = read_finished(out) if resume else None
     if finished is not None:
+        for name in (DESCRIPTION, TENSORS):
+            if not (out / name).is_file():
+                raise ValueError(f"The run in {out} is finished, but {name} is gone; delete {RESULTS} to train again.")
         if processes.is_main_process:
             remove_checkpoints(out)
             progress.console.print(f"The run in {out} is already finished.", highlight=False, markup=False)
@@ -115,7 +118,7 @@ def _finetune(
 
     model.to(processes.device)
     before = read_json(out / BEFORE)
-    if not is_current(before):
+    if not is_current(before, texts, lengths):
         before = evaluate(model, "before")
         if processes.is_main_process:
             write_json(out / BEFORE, before)
@@ -225,8 +228,14 @@ def describe_texts(overlaps: dict[str, Overlap]) -> list[str]:
     return [note for name, found in overlaps.items() if (note := describe_overlap(name, found))]
 
 
-def describe_run(adaptation: Adaptation, settings: FinetuneSettings, rows: PackedDataset) -> dict[str, Any]:
-    """All settings that affect the trained weights."""
+def describe_run(
+    adaptation: Adaptation,
+    settings: FinetuneSettings,
+    rows: PackedDataset,
+    texts: dict[str, TokenStore],
+    lengths: tuple[int, ...],
+) -> dict[str, Any]:
+    """All settings that affect the trained weights and their scores."""
     train = {key: value for key, value in settings.train.to_dict().items() if key not in UNIMPORTANT}
     content = {
         "adapt": adaptation.settings.to_dict(),
@@ -234,6 +243,12 @@ def describe_run(adaptation: Adaptation, settings: FinetuneSettings, rows: Packe
         "data": {"digest": rows.store.facts.digest, **asdict(rows.report)},
         "train": train,
         "recall": settings.recall or None,
+        "evaluation": {
+            "data": {name: store.facts.digest for name, store in texts.items()},
+            "lengths": lengths,
+            "stride": settings.evaluation.stride,
+            "windows": settings.evaluation.windows,
+        },
     }
     return json.loads(json.dumps(plain(content)))
 
@@ -241,14 +256,16 @@ def describe_run(adaptation: Adaptation, settings: FinetuneSettings, rows: Packe
 def differences(out: Path, identity: dict[str, Any]) -> list[Difference]:
     """Settings that differ between a run and the one in a folder."""
     old = read_json(out / RUN)
-    if not isinstance(old, dict):
-        raise ValueError(f"Cannot read {out / RUN}; choose another folder.")
-    if "architecture" in old.get("base", {}):
-        old["base"]["architecture"] = complete_architecture(old["base"]["architecture"])
+    try:
+        if "architecture" in old.get("base", {}):
+            old["base"]["architecture"] = complete_architecture(old["base"]["architecture"])
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise ValueError(f"Cannot read {out / RUN}; choose another folder.") from None
     if isinstance(old.get("train"), dict):
         train = current_names(old["train"])
         old = {**old, "train": {key: value for key, value in train.items() if key not in UNIMPORTANT}}
-    return find_differences(old, identity)
+    # older versions did not write it
+    return find_differences({"evaluation": identity.get("evaluation"), **old}, identity)
 
 
 @contextmanager
@@ -321,6 +338,8 @@ def write_run(model: EquitapeForCausalLM, trained: dict[str, Tensor], out: Path,
     """Write the adapter and figures, and delete the checkpoints of a finished run."""
     if report["status"] == "done":
         save_adapter(model, out, trained)
+        # the adapter has its weights; deleted now, since a finished run may get a whole model there
+        shutil.rmtree(out / MODEL, ignore_errors=True)
     write_json(out / RESULTS, report)
     if report["status"] == "done":
         remove_checkpoints(out)
@@ -329,7 +348,6 @@ def write_run(model: EquitapeForCausalLM, trained: dict[str, Tensor], out: Path,
 def remove_checkpoints(out: Path) -> None:
     """Delete what a finished run does not need; the adapter has its weights."""
     checkpoints.discard(out)
-    shutil.rmtree(out / MODEL, ignore_errors=True)
 
 
 def read_finished(out: Path) -> dict[str, Any] | None:

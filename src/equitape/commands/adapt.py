@@ -115,6 +115,11 @@ def adapt(
         for option, given in (("--resume", resume), ("--dry-run", dry_run)):
             if given:
                 raise ValueError(f"{option} only applies to training, which needs --data.")
+        for option, value in (("--save", save), ("--dtype", dtype), ("--tokenizer", finetune.get("tokenizer"))):
+            if value is not None and out is None:
+                raise ValueError(f"{option} only applies to what is written, which needs --out.")
+            if value is not None and save == "adapter" and option != "--save":
+                raise ValueError(f"{option} only applies to a full model; drop it, or use --save model.")
         if out is not None:
             check_writable(out)
             if out.exists() and any(out.iterdir()):

@@ -80,9 +80,11 @@ def evaluate(
         reports.append(report)
 
     if not options.rescore:
-        run(model, options, overrides or [], console, show)
+        run(model, options, overrides or [], beside, console, show)
     elif options.task or overrides:
         raise ValueError("--rescore reads task and options from the evaluation's folder; do not give them.")
+    elif unused := [name for name in given if name not in ("rescore", "beside")]:
+        raise ValueError(f"--{unused[0].replace('_', '-')} has no effect with --rescore; drop it.")
     else:
         show(rescore(model), Path(model))
     if json:
@@ -93,11 +95,12 @@ def run(
     model: str,
     options: EvalOptions,
     overrides: list[str],
+    beside: dict[str, Path],
     console: Console,
     show: Callable[[dict[str, Any], Path], None],
 ) -> None:
     """Evaluate a model on all tasks. show: called with the report of each task and its folder."""
-    from ..evaluation.runner import check_out, describe_kept, prepare, run_prepared
+    from ..evaluation.runner import check_out, describe_kept, prepare, read_other, run_prepared
     from ..pretrained.loading import check_model, is_local
     from ..runs.folders import file_name
     from ..runs.progress import Progress
@@ -108,10 +111,15 @@ def run(
         raise ValueError(f"Nothing to evaluate; give --task.{describe_choices('', EVALUATIONS)}")
     if len(set(options.task)) < len(options.task):
         raise ValueError("A task is given twice; give each task once.")
-    if options.beside and len(options.task) > 1:
+    if beside and len(options.task) > 1:
         raise ValueError("--beside works with a single task only; give one --task.")
+    if beside and options.no_score:
+        raise ValueError("--beside has no effect with --no-score, which writes no report; give it with --rescore.")
+    label = model_label(model, options.name)
+    if label in beside:
+        raise ValueError(f"Two models are called {label!r}; rename one with --name, or with --beside NAME=FOLDER.")
     tasks = build_evaluations(options.task, overrides)
-    root = options.out or Path("runs") / "eval" / model_label(model, options.name)
+    root = options.out or Path("runs") / "eval" / label
     # each task has its own folder, unless --out is the folder of the only one
     alone = options.out is not None and len(tasks) == 1
     folders = [root if alone else root / file_name(task.full_name) for task in tasks]
@@ -139,6 +147,8 @@ def run(
     for task, folder in zip(tasks, folders, strict=True):
         with progress.phase(f"preparing {task.full_name}"):
             prepared.append(prepare(evaluated, task, folder, resume=options.resume, score=not options.no_score))
+    for other in beside.values():
+        read_other(other, prepared[0].settings)
     with progress.over_runs(len(prepared)):
         for each in prepared:
             with keeping(partial(describe_kept, each), resume=True):

@@ -78,7 +78,9 @@ def chat(
         answers = {}
         for name, writer in writers.items():
             talks[name].append({"role": "user", "content": line})
-            answers[name] = write(*writer, as_prompt(writer[1], talks[name]), options)
+            # a template writes the special tokens itself
+            bare = has_template(writer[1])
+            answers[name] = write(*writer, as_prompt(writer[1], talks[name]), options, bare=bare)
             talks[name].append({"role": "assistant", "content": answers[name]})
         show(answers, console)
 
@@ -100,20 +102,26 @@ def load_writers(model: str, options: GenerateOptions) -> dict[str, tuple[Any, A
     return writers
 
 
+def has_template(tokenizer: Any) -> bool:
+    """Whether the tokenizer has a chat template."""
+    return bool(getattr(tokenizer, "chat_template", None))
+
+
 def as_prompt(tokenizer: Any, talk: list[dict[str, str]]) -> str:
     """The conversation as text for the model to continue."""
-    if getattr(tokenizer, "chat_template", None):
+    if has_template(tokenizer):
         return tokenizer.apply_chat_template(talk, tokenize=False, add_generation_prompt=True)
     return "".join(f"{turn['content']}\n" for turn in talk)
 
 
-def write(model: Any, tokenizer: Any, text: str, options: GenerateOptions) -> str:
-    """The continuation of a text."""
+def write(model: Any, tokenizer: Any, text: str, options: GenerateOptions, bare: bool = False) -> str:
+    """The continuation of a text. bare: without the special tokens that the tokenizer puts in front of a text."""
     import torch
     from transformers import set_seed
 
     set_seed(options.seed)
-    inputs = tokenizer(text, return_tensors="pt", return_token_type_ids=False).to(model.device)
+    inputs = tokenizer(text, add_special_tokens=not bare, return_tensors="pt", return_token_type_ids=False)
+    inputs = inputs.to(model.device)
     if inputs["input_ids"].shape[1] == 0:
         raise ValueError("The prompt has no tokens; give some text to continue.")
     sampling: dict[str, Any] = {"max_new_tokens": options.max_tokens, "do_sample": options.temperature > 0}

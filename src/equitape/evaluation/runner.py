@@ -123,6 +123,8 @@ def describe_settings(evaluated: EvaluatedModel, task: EvaluationTask, units: li
         "options": task.settled_options(),
         "examples": {"units": len(units), **task.identity()},
         "model": evaluated.describe(),
+        **evaluated.describe_inputs(),
+        "digest": task.digest(),
     }
     return json.loads(json.dumps(plain(content)))
 
@@ -134,7 +136,11 @@ def check_out(out: Path, resume: bool) -> None:
 
 def differences(out: Path, settings: dict[str, Any], ignored: Sequence[str] = ()) -> list[Difference]:
     """Settings that differ between an evaluation and the one in a folder, but for those with the ignored names."""
-    return find_differences(read_settings(out), settings, (*UNIMPORTANT, *ignored))
+    old = read_settings(out)
+    # older versions did not write these
+    for name in ("config", "tokenizer", "digest"):
+        old.setdefault(name, settings[name])
+    return find_differences(old, settings, (*UNIMPORTANT, *ignored))
 
 
 def differences_between(one: dict[str, Any], other: dict[str, Any]) -> list[Difference]:
@@ -149,6 +155,11 @@ def read_settings(out: Path) -> dict[str, Any]:
         settings = json.loads((out / SETTINGS).read_text())
         if settings["format"] > FORMAT:
             raise ValueError(f"format {settings['format']} is from a later version")
+        if not isinstance(settings["task"], str):
+            raise TypeError("its task is no name")
+        for part, name in (("options", None), ("examples", "units"), ("model", "context")):
+            if not isinstance(settings[part], dict) or (name is not None and name not in settings[part]):
+                raise TypeError(f"its {part} are damaged")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{str(out)!r} has no readable evaluation ({error}).") from None
     return settings
@@ -169,7 +180,7 @@ def read_results(out: Path) -> dict[str, Record]:
         try:
             if line:
                 entry = json.loads(line)
-                found[entry["unit"]] = entry["record"]
+                found[entry["unit"]] = dict(entry["record"])
         except (ValueError, KeyError, TypeError):
             raise ValueError(
                 f"Line {number} of {path} is damaged; delete that line to evaluate its unit again."
@@ -274,8 +285,10 @@ def rescore(out: Path | str) -> dict[str, Any]:
         raise ValueError(
             f"The evaluation in {str(out)!r} has no results" + (f": {errors[0]}" if errors else " yet; run it first.")
         )
-    report = asdict(task.report(good, settings))
     missing = settings["examples"]["units"] - len(results)
+    if missing < 0:
+        raise ValueError(f"{out / RESULTS} also has results of another evaluation; delete the file, and run it again.")
+    report = asdict(task.report(good, settings))
     if missing:
         report["notes"].insert(0, f"Unfinished: {missing} of {settings['examples']['units']} units are missing.")
     for error in errors:

@@ -78,7 +78,7 @@ class AdaptSettings(Settings):
     scaling_factor: Annotated[float, Gt(1)] | None = None
     """Factor of the interpolation. Default: the new context divided by the trained one."""
     theta: Annotated[float, Gt(1)] | None = None
-    """Rotary base. Default: the base's; a hundred times that for the methods theta and theta+lora."""
+    """Rotary base. Default: the base's; a hundred times that for the methods whose names begin with theta."""
     query_growth: Annotated[float, Ge(0)] | None = None
     """Growth of queries with the tokens read, which keeps attention sharp over more keys than in training: beyond the
     base's context they are multiplied by 1 + this * ln(tokens / context). Default: the base's, mostly none."""

@@ -64,16 +64,24 @@ class Answer(NamedTuple):
 
 
 def write_answers(
-    evaluated: EvaluatedModel, prompts: Sequence[Sequence[int]], max_new_tokens: int, one_line: bool = False
+    evaluated: EvaluatedModel,
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int | Sequence[int],
+    one_line: bool = False,
 ) -> list[Answer]:
-    """The most likely continuation of every prompt, up to the end token or `max_new_tokens`.
+    """The most likely continuation of every prompt, up to the end token or `max_new_tokens`, of all or of each.
 
     one_line: stop at the end of the first line that is not blank, and return that line alone.
     """
     ends = end_tokens(evaluated)
     stop = FirstLine(evaluated.tokenizer, len(prompts)) if one_line else None
-    written = write_tokens(evaluated, prompts, max_new_tokens, ends, stop)
-    return [decode(evaluated.tokenizer, tokens, max_new_tokens, ends, one_line) for tokens in written]
+    limits = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else max_new_tokens
+    written = write_tokens(evaluated, prompts, max(limits), ends, stop)
+    # a batch runs until its longest answer ends; no answer may depend on the others
+    return [
+        decode(evaluated.tokenizer, tokens[:limit], limit, ends, one_line)
+        for tokens, limit in zip(written, limits, strict=True)
+    ]
 
 
 @torch.no_grad()

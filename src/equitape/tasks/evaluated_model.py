@@ -1,13 +1,16 @@
 """An evaluated model: with its tokenizer, and what is known of it before it runs."""
 
+import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import nn
+from transformers import PreTrainedConfig
 from transformers.cache_utils import DynamicLayer
 
+from ..data.tokens import describe_tokenizer
 from ..model import EquitapeConfig
 from ..pretrained.loading import (
     check_hub,
@@ -27,6 +30,8 @@ MOST_BATCH_TOKENS = 2**19
 """Longer batches are not faster."""
 USABLE_SHARE = 0.5
 """Fraction of the free memory to use; fragments, logits and workspace take the rest."""
+UNIMPORTANT = ("_name_or_path", "architectures", "auto_map", "dtype", "transformers_version", "use_cache")
+"""Parts of a configuration that do not change answers, or that `describe` has."""
 
 Writing = Literal["generate", "steps", "graph"]
 """transformers' generate; steps with static shapes (static_decoding.py); or such steps as a CUDA graph."""
@@ -110,6 +115,15 @@ class EvaluatedModel:
             "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
             "weights": digest_of(dict(model.named_parameters())),
             **({"not finite": damaged} if damaged else {}),
+        }
+
+    def describe_inputs(self) -> dict[str, Any]:
+        """What else decides its answers: configuration, without names and versions, and a digest of the tokenizer."""
+        config = unwrap(self.model).config
+        given = config.to_diff_dict() if isinstance(config, PreTrainedConfig) else {}
+        return {
+            "config": {name: value for name, value in given.items() if name not in UNIMPORTANT},
+            "tokenizer": hashlib.sha256(describe_tokenizer(self.tokenizer).encode()).hexdigest(),
         }
 
 

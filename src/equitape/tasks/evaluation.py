@@ -78,6 +78,10 @@ class EvaluationTask(TaskBase):
         """Digests of the data that determines the examples, besides the options. Called after `prepare`."""
         return {}
 
+    def digest(self) -> str | None:
+        """Digest of examples that `identity` does not have; they may differ between compared evaluations."""
+        return None
+
     def answer(self, evaluated: EvaluatedModel, units: list[Unit], batch_tokens: int, advance: Advance) -> list[Record]:
         """The records of units of one length, or of several lengths if task and model can mix them."""
         raise NotImplementedError

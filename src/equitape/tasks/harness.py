@@ -3,6 +3,8 @@
 `equitape.evaluation.harness` is the other direction: the harness's command line with models of equitape.
 """
 
+import hashlib
+import json
 import math
 from dataclasses import dataclass, replace
 from typing import Any
@@ -70,6 +72,15 @@ class Harness(EvaluationTask):
         self.check_data()
         evaluated.check_table(self.options.max_length or 0)
         return [Unit(key=name, length=evaluated.context or 1) for name in self.loaded]
+
+    def digest(self) -> str | None:
+        """Of all questions and answers, but for those of groups, which the harness loads later."""
+        found = hashlib.sha256()
+        for task in (each for tasks in self.loaded.values() for each in tasks if not isinstance(each, str)):
+            for doc in task.eval_docs:
+                asked = [task.doc_to_text(doc), task.doc_to_target(doc), doc]
+                found.update(json.dumps(asked, sort_keys=True, default=str).encode())
+        return found.hexdigest()
 
     def answer(self, evaluated: EvaluatedModel, units: list[Unit], batch_tokens: int, advance: Advance) -> list[Record]:
         with quiet_harness():

@@ -54,7 +54,7 @@ class HaystackTask(EvaluationTask):
 
     options: HaystackOptions
     answer_tokens: ClassVar[tuple[int, int]]
-    """(a, b): an answer may take a times the tokens of the longest expected one, and b more."""
+    """(a, b): an answer may take a times the tokens of the expected one, and b more."""
 
     def places(self, length: int) -> list[Place]:
         """All prompts of a length."""
@@ -113,8 +113,8 @@ class HaystackTask(EvaluationTask):
             examples = [self.make(unit.content) for unit in same]
             expected = self.maker.encode.all([" " + ", ".join(example.references) for example in examples])
             times, spare = self.answer_tokens
-            limit = times * max(map(len, expected)) + spare
-            answers = write_answers(evaluated, [example.tokens for example in examples], limit)
+            limits = [times * len(tokens) + spare for tokens in expected]
+            answers = write_answers(evaluated, [example.tokens for example in examples], limits)
             advance(sum(unit.cost for unit in same))
             for unit, example, answer in zip(same, examples, answers, strict=True):
                 records[unit.key] = self.record(unit.content, example, answer.text)
@@ -184,8 +184,9 @@ class Passkey(HaystackTask):
 
     def places(self, length: int) -> list[Place]:
         return [
-            {"length": length, "depth": float(depth), "sample": sample}
-            for depth in self.options.depths
+            {"length": length, "depth": depth, "sample": sample}
+            # each once: places name units
+            for depth in dict.fromkeys(map(float, self.options.depths))
             for sample in range(self.options.samples)
         ]
 
@@ -257,7 +258,7 @@ class Needles(HaystackTask):
     def places(self, length: int) -> list[Place]:
         return [
             {"kind": kind, "length": length, "sample": sample}
-            for kind in self.options.kinds
+            for kind in dict.fromkeys(self.options.kinds)
             for sample in range(self.options.samples)
         ]
 

@@ -184,6 +184,8 @@ class Perplexity(EvaluationTask):
     def report(self, records: list[Record], facts: dict[str, Any]) -> Report:
         names = list(dict.fromkeys(record["data"] for record in records))
         lengths = sorted({record["length"] for record in records})
+        # also where the model failed at it
+        piece = facts["examples"]["lengths"][-1]
         context = facts["model"]["context"]
         metrics: dict[str, float] = {}
         intervals: dict[str, list[float]] = {}
@@ -238,7 +240,7 @@ class Perplexity(EvaluationTask):
             used = {record["document"]: record for record in records if record["data"] == name}
             notes.append(
                 f"{name}: {len(used)} of {next(iter(used.values()))['of']} documents, those with more than "
-                f"{lengths[-1]} tokens, at every length. Scored: {describe_count(totals)}."
+                f"{piece} tokens, at every length. Scored: {describe_count(totals)}."
             )
         stride = self.options.stride
         rule = (
@@ -251,7 +253,7 @@ class Perplexity(EvaluationTask):
                 f"Windows of the stated lengths {f'begin every {stride} tokens' if stride else 'do not overlap'}; "
                 f"predictions that count: {rule}."
                 + (
-                    f" Per document at most {counted(self.options.windows, 'piece')} of {lengths[-1]} tokens are "
+                    f" Per document at most {counted(self.options.windows, 'piece')} of {piece} tokens are "
                     f"scored, spread evenly, the same at every length."
                     if self.options.windows
                     else ""
