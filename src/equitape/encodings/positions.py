@@ -151,12 +151,16 @@ def origin_with_cache(ids: Tensor, past_length: int | Tensor, padding: Tensor | 
 
     Arguments as in `key_ids`.
     """
+    first = ids[:, :1]
     if padding is None:
         before = torch.as_tensor(past_length, device=ids.device).reshape(1, 1)
     else:
         index = torch.arange(padding.shape[1], device=ids.device)
         before = (padding & (index < past_length)).sum(-1, keepdim=True)
-    return torch.where(before > 0, ids[:, :1] - before, origin)
+        # the call may begin with padding, whose id is not counted on from the cached ones
+        place = (padding & (index >= past_length)).long().argmax(-1, keepdim=True) - past_length
+        first = ids.expand(padding.shape[0], -1).gather(1, place.clamp(0, ids.shape[1] - 1))
+    return torch.where(before > 0, first - before, origin)
 
 
 def key_ids(ids: Tensor, past_length: int | Tensor, first_key: int, num_keys: int, padding: Tensor | None) -> Tensor:
