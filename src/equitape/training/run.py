@@ -179,12 +179,17 @@ def out_of_memory(side_by_side: int = 1) -> str:
 
 
 def build_model(config: EquitapeConfig, seed: int) -> EquitapeForCausalLM:
-    """A new model. Weights shared by all encodings are initialized equally for equal seeds."""
+    """A new model. Weights shared by all encodings are initialized equally for equal seeds.
+
+    Those that an encoding makes narrower (carried_frequencies) are not shared.
+    """
     torch.manual_seed(seed)
     plain_config = EquitapeConfig(**{**config.to_dict(), "encoding": {"kind": "nope"}})
     shared = EquitapeForCausalLM(plain_config).state_dict()
     model = EquitapeForCausalLM(config)
-    model.load_state_dict(shared, strict=False)
+    own = model.state_dict()
+    fitting = {name: weight for name, weight in shared.items() if weight.shape == own[name].shape}
+    model.load_state_dict(fitting, strict=False)
     return model
 
 
