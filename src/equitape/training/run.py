@@ -118,6 +118,7 @@ def _execute(
         evaluate=evaluate,
         resume=resume,
         progress=progress,
+        row_length=task.trained_length,
     )
     if not processes.is_main_process:
         return None
