@@ -215,9 +215,12 @@ def finished(run_dir: Path) -> RunResult | None:
     if not path.exists():
         return None
     try:
-        return RunResult.read(path)
+        result = RunResult.read(path)
     except ValueError:
-        raise ValueError(f"{path} is damaged; delete it to repeat the run.") from None
+        result = None
+    if result is None or (result.done and result.evaluation is None):
+        raise ValueError(f"{path} is damaged; delete it to repeat the run.")
+    return result
 
 
 def single_run(recipe: Recipe, label: str, seed: int) -> Recipe:
