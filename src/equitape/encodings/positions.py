@@ -105,7 +105,7 @@ def run_starts(runs: Tensor) -> Tensor:
 
 
 def add_jumps(ids: Tensor, jumps: Tensor, runs: Tensor | None) -> Tensor:
-    """Ids increased by jumps[j] from token j on; every run starts without. All [B, N]."""
+    """Ids increased by jumps[j] from token j on to the end of its run. All [B, N]."""
     ahead = cumulative_sum(jumps)
     if runs is not None:
         ahead = ahead - torch.where(run_starts(runs), ahead - jumps, 0).cummax(-1).values
