@@ -32,7 +32,7 @@ class Positions(NamedTuple):
     drift: Tensor | None = None
     """[B, G, N]: what a clock has added to the ids."""
     unjumped: Tensor | None = None
-    """[B, N] int64: the ids before jumps were added; None without jumps."""
+    """[B, N] int64: the ids before jumps were added; None if these are the ids."""
     query_factor: Tensor | None = None
     """[B, N]: factor of each token's queries; None if they stay as they are."""
     shards: Shards | None = None
