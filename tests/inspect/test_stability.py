@@ -97,6 +97,13 @@ def test_what_cannot_be_measured_is_reported():
     assert "first 128 of 200" in long.notes[0]
 
 
+@pytest.mark.parametrize("part", [{"decay": "slopes"}, {"clock": True}, {"move": True}, {"carried_frequencies": 2}])
+def test_parts_that_the_ablation_lacks_are_reported(part):
+    stability = measure_stability(build("tape", part), draw_tokens(1, 8), 1)
+    assert {change.model for change in stability.changes} == {"rope", "tape"}
+    assert f"TensorTape does not support this model's {next(iter(part))}." in stability.notes[0]
+
+
 def test_texts_that_fill_a_table_are_reported():
     model = build("learned", max_position_embeddings=16)
     stability = measure_stability(model, draw_tokens(1, 16), 1)

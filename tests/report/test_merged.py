@@ -99,6 +99,31 @@ def test_a_label_with_other_jumps_is_kept_apart():
     assert labels == [("tape", 0), ("tape (jumping)", 1), ("tape (again)", 2)]
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"start": "x/tape"}, {"start": "y/tape"}),
+        ({"start": "x/tape", "jumps": {"rate": 0.1}}, {"start": "x/tape", "jumps": {"rate": 0.5}}),
+    ],
+)
+def test_runs_that_started_or_jumped_otherwise_are_kept_apart(one, other):
+    recipe = {**make_results()["recipe"], "model": {}}
+    sources = {
+        name: comparison([make_run("tape", seed, 1.0)], recipe={**recipe, "encodings": [given]})
+        for seed, (name, given) in enumerate({"a": one, "b": other, "c": one}.items())
+    }
+    merged, _, _ = merge(sources)
+    assert [(run.label, run.seed) for run in merged.runs] == [("tape", 0), ("tape", 2), ("tape (b)", 1)]
+
+
+def test_runs_on_other_data_are_refused(tmp_path):
+    folders = [(name, write(tmp_path / name, [make_run("tape", 0, 1.0)])) for name in ("a", "b")]
+    for (_, folder), digest in zip(folders, ("one", "two"), strict=True):
+        (folder / "data-digest.txt").write_text(digest)
+    with pytest.raises(ValueError, match="different data"):
+        write_merged(folders, tmp_path / "out")
+
+
 def test_a_seed_in_two_folders_is_taken_once():
     failed, done = make_run("tape", 0, 1.0, "failed", "no"), make_run("tape", 0, 1.4)
     merged, remarks, _ = merge({"a": comparison([failed]), "b": comparison([done]), "c": comparison([done])})

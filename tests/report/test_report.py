@@ -294,6 +294,9 @@ def test_best_is_marked_only_beyond_the_spread():
     assert best_of({"a": [1, 1, 1], "b": [1, 1, 1]}) is None
     assert best_of({"a": [10, 11, 12]}) is None
     assert best_of({"a": [5, 6, math.inf], "b": [1, 2, 3]}, higher=False) is None
+    # infinity as a file holds it
+    assert best_of({"a": [1, 2, None], "b": [11, 12, 13]}, higher=False) is None
+    assert best_of({"a": [1, 2, 3], "b": [11, 12, None]}, higher=False) == "a"
 
 
 @pytest.mark.parametrize(
@@ -308,7 +311,8 @@ def test_best_is_marked_only_beyond_the_spread():
             "11.00, by more than the spread over seeds. The spread of the 2 with one seed is unknown, so none is marked best",
         ),
         ({"a": [10, 11, 12], "b": [2]}, [], "11.00. The spread of the 1 with one seed is unknown"),
-        ({"a": [10, 11, 12], "b": [1, 2, 3]}, ["a"], "seeds. Not all of its runs are finished"),
+        ({"a": [10, 11, 12], "b": [1, 2, 3]}, ["a"], "seeds. Not all of its runs have a score"),
+        ({"a": [10, 11, None], "b": [1, 2, 3]}, [], "seeds. Not all of its runs have a score"),
         ({"a": [10, 11, 12]}, [], "a comes first with points 11.00."),
         ({"a": [0], "b": [0]}, [], "All 2 encodings have points 0.00, so the result does not distinguish them."),
         ({"a": [4, 6], "b": [1], "c": [5]}, [], "a and c share first place with points 5.000; none is marked"),
@@ -316,6 +320,10 @@ def test_best_is_marked_only_beyond_the_spread():
 )
 def test_the_first_sentence_says_why_nothing_is_marked(values, statuses, printed):
     assert printed in findings(summary_of(values, statuses=statuses))[0]
+
+
+def test_scores_that_are_not_finite_are_named():
+    assert "a, seed 2: points is not finite; means leave it out." in findings(summary_of({"a": [1, 2, None], "b": [3]}))
 
 
 def test_an_undeclared_direction_is_not_guessed(results):

@@ -13,7 +13,7 @@ NUMBERS = range(400)
 
 
 def test_rate_and_sizes():
-    jumps = draw_jumps(Jumps(rate=0.1, size=2.0), 0, NUMBERS, TOKENS)
+    jumps = draw_jumps(Jumps(rate=0.1, size=2.0), 0, 0, NUMBERS, TOKENS)
     assert jumps.shape == TOKENS.shape
     assert jumps.dtype == torch.long
     drawn = jumps[jumps > 0]
@@ -25,7 +25,7 @@ def test_rate_and_sizes():
 
 
 def test_log_sizes_are_mostly_small():
-    jumps = draw_jumps(Jumps(rate=0.5, size=2.0, shape="log"), 0, NUMBERS, TOKENS)
+    jumps = draw_jumps(Jumps(rate=0.5, size=2.0, shape="log"), 0, 0, NUMBERS, TOKENS)
     drawn = jumps[jumps > 0]
     assert drawn.max() <= 100
     # half of the logarithms lie below log(10)
@@ -34,28 +34,38 @@ def test_log_sizes_are_mostly_small():
 
 def test_an_example_has_its_jumps_whatever_the_batch():
     settings = Jumps(rate=0.3, stretch=3)
-    together = draw_jumps(settings, 5, NUMBERS, TOKENS)
+    together = draw_jumps(settings, 5, 0, NUMBERS, TOKENS)
     for number in (0, 7, 399):
-        assert torch.equal(draw_jumps(settings, 5, [number], TOKENS[number : number + 1])[0], together[number])
-    assert not torch.equal(draw_jumps(settings, 6, NUMBERS, TOKENS), together)
+        assert torch.equal(draw_jumps(settings, 5, 0, [number], TOKENS[number : number + 1])[0], together[number])
+    assert not torch.equal(draw_jumps(settings, 6, 0, NUMBERS, TOKENS), together)
+
+
+@pytest.mark.parametrize("more", [{}, {"shape": "log"}, {"total": 0.5}, {"after": [10, 12]}])
+def test_jumps_do_not_depend_on_how_a_batch_is_padded(more, tmp_path):
+    """Rows of addition have many lengths, and a micro-batch is padded to its longest."""
+    losses_of = {}
+    for parts in (1, 4):
+        given = recipe("rope", jumps={"rate": 0.5, **more}, gradient_accumulation_steps=parts)
+        losses_of[parts] = losses(check_recipe(given), "rope", tmp_path / str(parts))
+    assert losses_of[4] == pytest.approx(losses_of[1], abs=1e-5)
 
 
 def test_jumps_only_after_given_tokens():
-    jumps = draw_jumps(Jumps(rate=1.0, after=(3, 4)), 0, NUMBERS, TOKENS)
+    jumps = draw_jumps(Jumps(rate=1.0, after=(3, 4)), 0, 0, NUMBERS, TOKENS)
     allowed = torch.zeros_like(TOKENS, dtype=torch.bool)
     allowed[:, 1:] = (TOKENS[:, :-1] == 3) | (TOKENS[:, :-1] == 4)
     assert torch.equal(jumps > 0, allowed)
 
 
 def test_the_jumps_of_a_row_have_a_limit_together():
-    free = draw_jumps(Jumps(rate=0.2, size=1.0), 0, NUMBERS, TOKENS)
-    limited = draw_jumps(Jumps(rate=0.2, size=1.0, total=3.0), 0, NUMBERS, TOKENS)
+    free = draw_jumps(Jumps(rate=0.2, size=1.0), 0, 0, NUMBERS, TOKENS)
+    limited = draw_jumps(Jumps(rate=0.2, size=1.0, total=3.0), 0, 0, NUMBERS, TOKENS)
     assert (free.sum(1) > 150).any()
     assert torch.equal(limited.cumsum(1), free.cumsum(1).clamp(max=150))
 
 
 def test_stretch_is_one_step_for_a_row():
-    jumps = draw_jumps(Jumps(rate=0.0, stretch=3), 0, NUMBERS, TOKENS)
+    jumps = draw_jumps(Jumps(rate=0.0, stretch=3), 0, 0, NUMBERS, TOKENS)
     assert (jumps[:, 0] == 0).all()
     assert (jumps[:, 1:] == jumps[:, 1:2]).all()
     assert set(jumps[:, 1].tolist()) == {0, 1, 2}

@@ -11,7 +11,7 @@ from equitape.training.checked import check_recipe
 from equitape.training.compare import collect
 from equitape.training.fit import Collate
 from equitape.training.recipe import parse_recipe
-from equitape.training.run import PadTo, execute, score
+from equitape.training.run import PadTo, build_model, execute, score
 from equitape.training.settings import TrainSettings
 from equitape.training.trainer import ROW_TOKENS
 
@@ -63,6 +63,17 @@ def test_trained_tokens_are_those_of_the_examples(compiled, tmp_path, monkeypatc
     lengths = [len(examples[index]["input_ids"]) for index in range(3 * 4)]
     assert min(lengths) < checked.task.trained_length
     assert entry.trained_tokens == sum(lengths)
+
+
+def test_a_value_made_narrower_by_its_encoding_is_not_shared():
+    """All other weights start as those of every encoding."""
+    narrow = {"kind": "tape", "label": "narrow", "carried_frequencies": 2}
+    checked = check_recipe(parse_recipe({**SMALL, "encodings": ["rope", narrow]}))
+    rope, tape = (build_model(config, 3).state_dict() for config in checked.configs.values())
+    assert [name for name in rope if not torch.equal(rope[name], tape[name])] == [
+        "model.layers.0.self_attn.v_proj.weight",
+        "model.layers.0.self_attn.o_proj.weight",
+    ]
 
 
 @pytest.mark.parametrize("lengths", [(5, 5), (5, 3), (8, 5), (8, 8)])

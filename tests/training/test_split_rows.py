@@ -29,7 +29,8 @@ def make_block(count, generator):
 
 
 def train(run_dir, resume=False, **changes):
-    model = small_model("tape2", attention_dropout=0.0)
+    # growth counts tokens, also where ids jump
+    model = small_model("tape2", attention_dropout=0.0, query_growth=0.5, query_growth_start=4)
     chosen = settings(**{"steps": 20, "batch_size": 4, "jumps": JUMPS, "save_steps": 50, **changes})
     fit(model, NumberedExamples(make_block, 0, 10_000), chosen, run_dir, resume=resume)
 

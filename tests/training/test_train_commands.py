@@ -1,5 +1,7 @@
 """`train` and `compare` at the command line: names of folders, interruptions, old names of settings, notes of a resume."""
 
+import json
+import shutil
 import sys
 
 import pytest
@@ -40,11 +42,19 @@ def test_a_damaged_result_does_not_train_again(command, here):
     path = here / "out" / ("run.json" if command == "train" else "runs/rope-seed0/run.json")
     words = [command, "small.yaml", "train.steps=1", "--out", "out"]
     invoke(*words)
-    for text in ("null", "{}", "{", '{"status": "done"}', "[" * 200_000):
+    without_scores = json.dumps(json.loads(path.read_text()) | {"evaluation": None})
+    for text in ("null", "{}", "{", '{"status": "done"}', "[" * 200_000, without_scores):
         path.write_text(text)
         said = invoke(*words, *["--resume"] * (command == "train"), code=2)
         assert "run.json is damaged; delete it to repeat the run" in said
         assert path.read_text() == text
+
+
+def test_the_result_of_another_run_is_refused(here):
+    words = ["compare", "small.yaml", "train.steps=1", "seeds=[0,1]", "--out", "out"]
+    invoke(*words)
+    shutil.copy("out/runs/rope-seed1/run.json", "out/runs/rope-seed0/run.json")
+    assert "rope-seed0/run.json is of rope, seed 1; delete it to repeat the run" in invoke(*words, code=2)
 
 
 @pytest.mark.parametrize("name", ["run.json", "recipe.yaml"])

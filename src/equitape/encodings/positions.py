@@ -32,7 +32,7 @@ class Positions(NamedTuple):
     drift: Tensor | None = None
     """[B, G, N]: what a clock has added to the ids."""
     unjumped: Tensor | None = None
-    """[B, N] int64: the ids before jumps were added; None without jumps."""
+    """[B, N] int64: the ids before jumps were added; None if these are the ids."""
     query_factor: Tensor | None = None
     """[B, N]: factor of each token's queries; None if they stay as they are."""
     shards: Shards | None = None
@@ -105,7 +105,7 @@ def run_starts(runs: Tensor) -> Tensor:
 
 
 def add_jumps(ids: Tensor, jumps: Tensor, runs: Tensor | None) -> Tensor:
-    """Ids increased by jumps[j] from token j on; every run starts without. All [B, N]."""
+    """Ids increased by jumps[j] from token j on to the end of its run. All [B, N]."""
     ahead = cumulative_sum(jumps)
     if runs is not None:
         ahead = ahead - torch.where(run_starts(runs), ahead - jumps, 0).cummax(-1).values
@@ -151,12 +151,16 @@ def origin_with_cache(ids: Tensor, past_length: int | Tensor, padding: Tensor | 
 
     Arguments as in `key_ids`.
     """
+    first = ids[:, :1]
     if padding is None:
         before = torch.as_tensor(past_length, device=ids.device).reshape(1, 1)
     else:
         index = torch.arange(padding.shape[1], device=ids.device)
         before = (padding & (index < past_length)).sum(-1, keepdim=True)
-    return torch.where(before > 0, ids[:, :1] - before, origin)
+        # the call may begin with padding, whose id is not counted on from the cached ones
+        place = (padding & (index >= past_length)).long().argmax(-1, keepdim=True) - past_length
+        first = ids.expand(padding.shape[0], -1).gather(1, place.clamp(0, ids.shape[1] - 1))
+    return torch.where(before > 0, first - before, origin)
 
 
 def key_ids(ids: Tensor, past_length: int | Tensor, first_key: int, num_keys: int, padding: Tensor | None) -> Tensor:

@@ -33,7 +33,10 @@ NUM_BEGIN_TOKENS = 3
 MOST_TOKENS = 128
 """Maximum tokens: the attention of all layers is kept for the comparison."""
 TWIN = "not equivariant"
-UNSUPPORTED_BY_TWIN = ("scaling", "init", "layers", "source", "normalize", "complex_mixing")
+UNSUPPORTED_BY_TWIN = (
+    "scaling", "init", "layers", "source", "normalize", "complex_mixing", "decay", "clock", "move",
+    "carried_frequencies",
+)  # fmt: skip
 """Options of TAPE that TensorTape does not have, or not in the same form."""
 
 

@@ -88,13 +88,14 @@ def place(
 ) -> Positions:
     """The positions of this process's tokens x [B, N, C] in their rows."""
     shards.check_length(x.shape[1] * shards.size)
-    ids = shards.places(x.shape[1], x.device)[None] if position_ids is None else position_ids
+    places = shards.places(x.shape[1], x.device)[None]
+    ids = places if position_ids is None else position_ids
     if position_ids is not None:
         shards.check_order(position_ids)
-    unjumped = None
     if jumps is not None:
-        unjumped, ids = ids, ids + shards.running_sum(jumps)
-    positions = Positions(ids=ids, shards=shards, unjumped=unjumped)
+        ids = ids + shards.running_sum(jumps)
+    # ids that Trainer splits have the jumps in them
+    positions = Positions(ids=ids, shards=shards, unjumped=places)
     if encoding.needs_extent:
         origin, span = sequence_extent(ids, None, None)
         last = shards.extreme(origin + span, largest=True)

@@ -102,6 +102,10 @@ def findings(summary: Summary) -> list[str]:
     each = f"{counted(most, 'seed')} each" if fewest == most else f"{fewest} to {most} seeds"
     count = len(summary.groups)
     sentences.append(f"{counted(count, 'encoding')}, {each}: {', '.join(map(str, summary.seeds))}.")
+    for group in summary.groups:
+        for run in group.finished:
+            if run.metric(name) is None and group.label in spreads:
+                sentences.append(f"{run.label}, seed {run.seed}: {readable(name)} is not finite; means leave it out.")
     for run in summary.unfinished:
         if run.status != NOT_RUN:
             sentences.append(f"{run.label}, seed {run.seed}: {run.status}. {run.note}".strip())
@@ -140,8 +144,8 @@ def leader(summary: Summary, first: str, spreads: dict[str, Spread]) -> str:
     ahead = f"{first} comes first with {value}" + (
         ", by more than the spread over seeds" if len(others) > len(alone) else ""
     )
-    if any(group.unfinished for group in summary.groups if group.label == first):
-        return f"{ahead}. Not all of its runs are finished, so none is marked best."
+    if not all(group.has_all(summary.headline) for group in summary.groups if group.label == first):
+        return f"{ahead}. Not all of its runs have a score, so none is marked best."
     if alone:
         return f"{ahead}. The spread of the {len(alone)} with one seed is unknown, so none is marked best."
     return f"{ahead}."

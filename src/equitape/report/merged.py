@@ -18,7 +18,7 @@ from ..tasks import TASKS
 from ..tasks.base import describe_task
 from ..training.compare import RESULTS
 from ..training.recipe import read_recipe, resolved
-from ..training.run import IGNORED_DIFFERENCES, RUN
+from ..training.run import DATA, IGNORED_DIFFERENCES, RUN
 from ..training.run import RECIPE as RUN_RECIPE
 from ..training.settings import current_names
 from .comparison import RECIPE, difference_table, recipe_text, score_tables, write_comparison
@@ -46,6 +46,9 @@ def write_merged(folders: list[tuple[str, Path]], out: Path) -> list[str]:
         names = [name for name, _ in folders]
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"Two folders are called {twice!r}; rename one with NAME=FOLDER.")
+    digests = {(folder / DATA).read_text(encoding="utf-8") for _, folder in folders if (folder / DATA).exists()}
+    if len(digests) > 1:
+        raise ValueError("The folders hold runs on different data (data-digest.txt); make one report per data set.")
     if comparisons and evaluations:
         raise ValueError(
             f"{next(iter(comparisons))!r} is a comparison and {next(iter(evaluations))!r} an evaluation; "
@@ -138,7 +141,7 @@ def merge(sources: dict[str, Comparison]) -> tuple[Comparison, list[str], bool]:
     encodings: dict[str, tuple[Any, Any]] = {}
     for name, one in sources.items():
         for run in one.runs:
-            trained = run.encoding, find_jumps(recipes[name], run.label)
+            trained = run.encoding, find_training(recipes[name], run.label)
             clash = encodings.setdefault(run.label, trained) != trained
             label = run.label if alike and not clash else f"{run.label} ({name})"
             key = (label, run.seed)
@@ -160,12 +163,12 @@ def merge(sources: dict[str, Comparison]) -> tuple[Comparison, list[str], bool]:
     return merged, remarks, alike
 
 
-def find_jumps(recipe: dict[str, Any], label: str) -> Any:
-    """The jumps of an encoding of a recipe: part of its training that a run's encoding does not show."""
-    for given in recipe.get("encodings") or ():
-        if isinstance(given, dict) and given.get("label", given.get("kind")) == label and "jumps" in given:
-            return given["jumps"] or None
-    return (recipe.get("train") or {}).get("jumps")
+def find_training(recipe: dict[str, Any], label: str) -> tuple[Any, Any]:
+    """The checkpoint and the jumps of an encoding: parts of its training that a run's encoding does not show."""
+    with contextlib.suppress(ValueError):
+        choice = read_recipe(recipe, "The recipe").choose(label)
+        return choice.start, choice.jumps
+    return None, None
 
 
 def current_recipe(recipe: dict[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ OUTSIDE, INSIDE = "outside", "inside"
 PARTS = ("In distribution", "Out of distribution", "In and out of distribution together")
 BEST_RULE = (
     "An encoding is marked best (★) only if its mean leads every other mean by more than the sum of their standard "
-    "deviations over seeds, both have at least two seeds, and all its runs are done."
+    "deviations over seeds, both have at least two seeds, and all its runs are done with a finite score."
 )
 T_95 = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
@@ -113,6 +113,10 @@ class Group:
         """A metric of the evaluation over seeds."""
         return spread_of(run.metric(name) for run in self.finished)
 
+    def has_all(self, name: str) -> bool:
+        """Whether every run is finished and has a metric; numbers that are not finite are not kept."""
+        return all(run.done and run.metric(name) is not None for run in self.runs)
+
     def minus(self, other: "Group", name: str) -> Spread | None:
         """Paired differences of a metric to another group, over common seeds."""
         theirs = {run.seed: run.metric(name) for run in other.finished}
@@ -207,7 +211,7 @@ class Summary:
             return None
         for label, (group, spread) in known.items():
             rivals = [other for name, (_, other) in known.items() if name != label]
-            if not group.unfinished and all(spread.leads(other, direction) for other in rivals):
+            if group.has_all(metric) and all(spread.leads(other, direction) for other in rivals):
                 return label
         return None
 

@@ -191,6 +191,10 @@ def collect(checked: CheckedRecipe, out_dir: Path) -> Comparison:
             if (folder / ERROR).exists():
                 reason = (folder / ERROR).read_text(encoding="utf-8").partition("\n")[0]
                 result = describe_failure(checked, choice.label, seed, reason)
+        if (result.label, result.seed) != (choice.label, seed):
+            raise ValueError(
+                f"{folder / run.RUN} is of {result.label}, seed {result.seed}; delete it to repeat the run."
+            )
         results.append(result)
     return Comparison(
         name=recipe.name,

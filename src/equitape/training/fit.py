@@ -2,9 +2,10 @@
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from . import checkpoints
 from .callbacks import Bookkeeper, Evaluate, Meter
 from .jumps import check_jumps, draw_jumps
 from .log import LOG, StepLog, truncate_log
-from .settings import Jumps, TrainSettings
+from .settings import TrainSettings
 from .trainer import ROW_TOKENS, EquitapeTrainer, asked_once, compiled_blocks, learning_rate_share, raise_unreadable
 
 MODEL = "model"
@@ -82,20 +83,18 @@ class Collate:
         self,
         stack: Callable[[list[Any]], dict[str, Tensor]],
         unmasked_length: int = 0,
-        jumps: Jumps | None = None,
-        seed: int = 0,
+        jumps: Callable[[Sequence[int], Tensor], Tensor] | None = None,
     ):
-        """unmasked_length: longest rows that need no mask. seed: seed of the jumps."""
+        """unmasked_length: longest rows that need no mask. jumps: draws those of examples, by indices and tokens."""
         self.stack = stack
         self.unmasked_length = unmasked_length
         self.jumps = jumps
-        self.seed = seed
 
     def __call__(self, numbered: list[tuple[int, Any]]) -> dict[str, Tensor]:
         numbers, examples = zip(*numbered, strict=True)
         batch = dict(self.stack(list(examples)))
         if self.jumps is not None:
-            batch["position_jumps"] = draw_jumps(self.jumps, self.seed, numbers, batch["input_ids"])
+            batch["position_jumps"] = self.jumps(numbers, batch["input_ids"])
         batch["labels"] = batch["labels"].clone()
         batch["labels"][:, 0] = IGNORED
         mask = batch.get("attention_mask")
@@ -130,6 +129,7 @@ def fit(
     evaluate: Evaluate | None = None,
     resume: bool = False,
     progress: Progress | None = None,
+    row_length: int = 0,
 ) -> FitResult:
     """Train a model on indexed examples, in order. Leaves the model in evaluation mode.
 
@@ -138,6 +138,7 @@ def fit(
     evaluate: called with the model and the step every `eval_steps` steps; its numbers go to the log.
     resume: continue from the newest complete checkpoint in `run_dir`, or start if there is none.
     progress: shows steps, the step a run continues from, and damaged files.
+    row_length: tokens of the longest example, for jumps; needed if `collate` pads to the longest of a batch.
 
     Under `torchrun` or `accelerate launch`, every process calls this with the same arguments. batch_size counts all
     processes together; batches do not depend on the number of processes.
@@ -156,14 +157,13 @@ def fit(
             progress.console.print(note, highlight=False, markup=False, soft_wrap=True)
     processes.wait_for_everyone()
 
+    jumps = None if settings.jumps is None else partial(draw_jumps, settings.jumps, settings.seed, row_length)
     use_cache = getattr(model.config, "use_cache", None)
     trainer = EquitapeTrainer(
         model=model,
         args=arguments,
         train_dataset=FirstExamples(train_dataset, steps * settings.batch_size),
-        data_collator=Collate(
-            collate or torch.utils.data.default_collate, unmasked_length(model), settings.jumps, settings.seed
-        ),
+        data_collator=Collate(collate or torch.utils.data.default_collate, unmasked_length(model), jumps),
     )
     # set after accelerate, which also cuts float32 operands of compiled runs to 10 bits
     torch.backends.cuda.matmul.allow_tf32 = False

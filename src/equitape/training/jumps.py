@@ -37,15 +37,19 @@ def check_jumps(settings: Jumps | None, encodings: Sequence[PositionalEncoding])
         raise ValueError("jumps need an equitape model; this model does not accept position_jumps.")
 
 
-def draw_jumps(settings: Jumps, seed: int, numbers: Sequence[int], tokens: Tensor) -> Tensor:
-    """Jumps [n, T] of the examples with these indices, whose tokens are [n, T]."""
+def draw_jumps(settings: Jumps, seed: int, row_length: int, numbers: Sequence[int], tokens: Tensor) -> Tensor:
+    """Jumps [n, T] of the examples with these indices, whose tokens are [n, T].
+
+    row_length: tokens of the longest example, which may be longer than this batch; 0 if all batches have T tokens.
+    """
     count, num_tokens = tokens.shape
-    largest = settings.largest(num_tokens)
+    row_length = max(row_length, num_tokens)
+    largest = settings.largest(row_length)
     jumps = np.zeros((count, num_tokens), dtype=np.int64)
     for row, number in enumerate(numbers):
         random = np.random.Generator(np.random.Philox(key=[seed, number]))
         step = random.integers(settings.stretch)
-        falls, sizes = random.random((2, num_tokens))
+        falls, sizes = random.random((2, row_length))[:, :num_tokens]
         drawn = np.floor(largest**sizes if settings.shape == "log" else sizes * largest + 1).astype(np.int64)
         jumps[row] = np.where(falls < settings.rate, np.minimum(drawn, largest), 0)
         if settings.after:
@@ -53,7 +57,7 @@ def draw_jumps(settings: Jumps, seed: int, numbers: Sequence[int], tokens: Tenso
             follows[1:] = np.isin(tokens[row, :-1].numpy(), settings.after)
             jumps[row] *= follows
         if settings.total is not None:
-            reached = np.minimum(np.cumsum(jumps[row]), math.floor(settings.total * num_tokens))
+            reached = np.minimum(np.cumsum(jumps[row]), math.floor(settings.total * row_length))
             jumps[row] = np.diff(reached, prepend=0)
         jumps[row, 1:] += step
     return torch.from_numpy(jumps)

@@ -118,6 +118,7 @@ def _execute(
         evaluate=evaluate,
         resume=resume,
         progress=progress,
+        row_length=task.trained_length,
     )
     if not processes.is_main_process:
         return None
@@ -179,12 +180,17 @@ def out_of_memory(side_by_side: int = 1) -> str:
 
 
 def build_model(config: EquitapeConfig, seed: int) -> EquitapeForCausalLM:
-    """A new model. Weights shared by all encodings are initialized equally for equal seeds."""
+    """A new model. Weights shared by all encodings are initialized equally for equal seeds.
+
+    Those that an encoding makes narrower (carried_frequencies) are not shared.
+    """
     torch.manual_seed(seed)
     plain_config = EquitapeConfig(**{**config.to_dict(), "encoding": {"kind": "nope"}})
     shared = EquitapeForCausalLM(plain_config).state_dict()
     model = EquitapeForCausalLM(config)
-    model.load_state_dict(shared, strict=False)
+    own = model.state_dict()
+    fitting = {name: weight for name, weight in shared.items() if weight.shape == own[name].shape}
+    model.load_state_dict(fitting, strict=False)
     return model
 
 
@@ -209,9 +215,12 @@ def finished(run_dir: Path) -> RunResult | None:
     if not path.exists():
         return None
     try:
-        return RunResult.read(path)
+        result = RunResult.read(path)
     except ValueError:
-        raise ValueError(f"{path} is damaged; delete it to repeat the run.") from None
+        result = None
+    if result is None or (result.done and result.evaluation is None):
+        raise ValueError(f"{path} is damaged; delete it to repeat the run.")
+    return result
 
 
 def single_run(recipe: Recipe, label: str, seed: int) -> Recipe:

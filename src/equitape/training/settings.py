@@ -24,20 +24,19 @@ class Jumps(Settings):
     rate: Share = 0.03
     """Probability of a jump at each token."""
     size: Annotated[float, Gt(0)] = 2.0
-    """Largest jump, in multiples of the training row length."""
+    """Largest jump, in multiples of the length of the longest training row."""
     shape: Literal["uniform", "log"] = "uniform"
     """Distribution of jump sizes: "uniform", or "log" (log-uniform: small sizes more often)."""
     stretch: Annotated[int, Ge(1)] = 1
     """Ids of a row grow by a stride drawn from 1 to this, instead of by 1."""
     after: tuple[Annotated[int, Ge(0)], ...] = ()
     """Token ids, for example [10, 12], after which jumps may occur. Default: after any token."""
-
     total: Annotated[float, Gt(0)] | None = None
-    """Largest sum of the jumps of a row, in multiples of the training row length. Default: no limit."""
+    """Largest sum of the jumps of a row, in multiples of the length of the longest. Default: no limit."""
 
-    def largest(self, num_tokens: int) -> int:
-        """The largest jump in rows of `length` tokens."""
-        return max(1, math.floor(self.size * num_tokens))
+    def largest(self, row_length: int) -> int:
+        """The largest jump in rows of this many tokens."""
+        return max(1, math.floor(self.size * row_length))
 
 
 @dataclass(frozen=True, kw_only=True)
