@@ -248,7 +248,7 @@ def test_figures_before_and_after_are_of_the_same_text(room, tmp_path):
             ({"lengths": [64]}, "lengths"),
             ({"stride": 8}, "stride"),
             ({"windows": 3}, "windows"),
-            ({"data": {"test": str(room / "data")}}, "data"),
+            ({"data": {"test": str(room / "data")}}, "data.test"),
         ):
             with pytest.raises(ValueError, match=rf"already holds a different run \(evaluation.{name} was"):
                 run(room, tmp_path, steps=2, evaluation={**scored, **change}, resume=True)
@@ -525,4 +525,4 @@ def test_a_run_begun_before_an_encoding_had_all_its_options_resumes(tmp_path):
     assert differences(tmp_path, {"base": base}) == []
     older["architecture"]["encoding"]["theta"] = 5000.0
     (tmp_path / "run.json").write_text(json.dumps({"base": older}))
-    assert [each.name for each in differences(tmp_path, {"base": base})] == ["base.architecture"]
+    assert [each.name for each in differences(tmp_path, {"base": base})] == ["base.architecture.encoding.theta"]

@@ -98,7 +98,7 @@ def test_a_model_with_the_same_weights_and_other_settings_is_refused(tmp_path):
     before = lines(tmp_path)
     other = llama()
     other.config.rope_parameters["rope_theta"] = 100.0
-    with pytest.raises(ValueError, match=r"already holds a different evaluation \(config.rope_parameters was"):
+    with pytest.raises(ValueError, match=r"already holds a different evaluation \(config.rope_parameters.rope_theta was"):
         evaluate(evaluated(other), passkey(**options), tmp_path, resume=True)
     tokenizer = byte_tokenizer()
     tokenizer.eos_token = tokenizer.pad_token
@@ -148,7 +148,7 @@ def test_text_that_changed_is_another_evaluation(tmp_path, monkeypatch):
     # the same text elsewhere is the same text
     evaluate(who, build_evaluation("perplexity", named), tmp_path / "out", resume=True)
     moved.write_text("hgfedcba" * 10)
-    with pytest.raises(ValueError, match=r"already holds a different evaluation \(examples.data was"):
+    with pytest.raises(ValueError, match=r"already holds a different evaluation \(examples.data.text.txt was"):
         evaluate(who, build_evaluation("perplexity", named), tmp_path / "out", resume=True)
 
 

@@ -22,22 +22,23 @@ class Difference:
         return f"{self.name} was {self.was}, now {self.now}"
 
 
-def find_differences(old: dict[str, Any], new: dict[str, Any], ignored: Iterable[str] = ()) -> list[Difference]:
+def find_differences(
+    old: dict[str, Any], new: dict[str, Any], ignored: Iterable[str] = (), inside: str = ""
+) -> list[Difference]:
     """Differences between two nested dictionaries of settings. A missing setting equals None.
 
-    ignored: dotted names of settings or groups that do not affect results.
+    ignored: dotted names of settings or groups that do not affect results. inside: dotted name of these dictionaries.
     """
     skipped = set(ignored)
     found = []
-    for part in {**old, **new}:
-        was, now = old.get(part), new.get(part)
-        if part in skipped or was == now:
+    for key in {**old, **new}:
+        name, was, now = f"{inside}{key}", old.get(key), new.get(key)
+        if name in skipped or was == now:
             continue
         if isinstance(was, dict) and isinstance(now, dict):
-            pairs = [(f"{part}.{key}", was.get(key), now.get(key)) for key in {**was, **now}]
-            found += [Difference(*pair) for pair in pairs if pair[1] != pair[2] and pair[0] not in skipped]
+            found += find_differences(was, now, skipped, f"{name}.")
         else:
-            found.append(Difference(part, was, now))
+            found.append(Difference(name, was, now))
     return found
 
 
