@@ -98,7 +98,9 @@ def test_a_model_with_the_same_weights_and_other_settings_is_refused(tmp_path):
     before = lines(tmp_path)
     other = llama()
     other.config.rope_parameters["rope_theta"] = 100.0
-    with pytest.raises(ValueError, match=r"already holds a different evaluation \(config.rope_parameters.rope_theta was"):
+    with pytest.raises(
+        ValueError, match=r"already holds a different evaluation \(config.rope_parameters.rope_theta was"
+    ):
         evaluate(evaluated(other), passkey(**options), tmp_path, resume=True)
     tokenizer = byte_tokenizer()
     tokenizer.eos_token = tokenizer.pad_token
