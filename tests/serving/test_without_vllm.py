@@ -78,8 +78,10 @@ def test_every_field_of_a_configuration_is_read_or_refused():
     # properties of the configuration that are made from fields
     others |= {"max_position_embeddings", "num_hidden_layers", "sliding_layers"}
     source = "".join(path.read_text() for path in Path(equitape.serving.__file__).parent.glob("*.py"))
+    # methods of the configuration read these
     assert "config.grow_queries(" in source
-    others |= {"query_growth", "query_growth_start"}
+    assert "config.softmax_scale(" in source
+    others |= {"query_growth", "query_growth_start", "query_scale"}
     assert {name for name in fields - others if not re.search(rf"config\.{name}\b", source)} == set()
 
 
