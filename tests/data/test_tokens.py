@@ -1,11 +1,13 @@
 """The token cache holds what the tokenizer says, is reused, and is whole or absent."""
 
 import errno
+import json
 import pickle
 
 import numpy as np
 import pytest
 import torch
+from transformers import CTRLTokenizer
 
 from equitape.data import tokens
 from equitape.data.text import Document
@@ -86,6 +88,22 @@ def test_a_tokenizer_without_a_fast_core_works_too(folder, tmp_path):
     assert "".join(map(chr, store.document(3).tolist())) == TEXTS[3]
     assert store.document(3, end=False).tolist() == store.document(3).tolist()
     assert (store.facts.end_id, store.facts.pad_id) == (None, 0)
+
+
+def test_the_cache_knows_the_merges_of_a_tokenizer_in_python(folder, tmp_path):
+    """Both have one vocabulary and cut abc at another place."""
+    names = ["<unk>", "a@@", "b@@", "c@@", "a", "b", "c", "ab@@", "bc"]
+    (tmp_path / "vocab.json").write_text(json.dumps({name: number for number, name in enumerate(names)}))
+    (folder / "0.txt").write_text("abc")
+    found = []
+    for number, merges in enumerate((("a b", "b c</w>"), ("b c</w>", "a b"))):
+        path = tmp_path / f"merges{number}.txt"
+        path.write_text("\n".join(["#version", *merges, ""]))
+        tokenizer = CTRLTokenizer(str(tmp_path / "vocab.json"), str(path))
+        store = build_tokens(folder / "0.txt", tokenizer, tmp_path / "cache")
+        assert build_tokens(folder / "0.txt", tokenizer, tmp_path / "cache").directory == store.directory
+        found.append([names[token] for token in store.document(0)])
+    assert found == [["ab@@", "c"], ["a@@", "bc"]]
 
 
 def test_the_cache_is_reused_until_text_or_tokenizer_change(folder, tmp_path, bpe, monkeypatch):

@@ -38,6 +38,17 @@ def test_pooled_attention_keeps_all_of_it(length, cells):
     assert f"{length} tokens as" in " ".join(inspection.notes())
 
 
+def test_moves_that_pooling_or_a_window_hides_are_mentioned():
+    model, tokens = build("tape"), draw_tokens(1, 24)
+    moved = "attention moved by the update"
+    full, pooled, part = (inspect_model(model, tokens, **more) for more in ({}, {"max_cells": 4}, {"show": (12, 24)}))
+    for hiding in (pooled, part):
+        assert np.all(np.array(hiding.by_layer()[moved][1:]) < np.array(full.by_layer()[moved][1:]))
+        assert any("moved by the update is counted between the cells shown" in note for note in hiding.notes())
+    assert full.notes() == []
+    assert not any("moved by" in note for note in inspect_model(build("rope"), tokens, max_cells=4).notes())
+
+
 def test_a_window_shows_its_tokens_while_the_model_reads_all():
     model, tokens = build("tape"), draw_tokens(1, 20)
     full, part = inspect_model(model, tokens), inspect_model(model, tokens, show=(6, 15))

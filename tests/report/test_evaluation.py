@@ -6,7 +6,14 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from equitape.report.evaluation import contexts_note, notes_of, print_report, short_table, write_evaluation
+from equitape.report.evaluation import (
+    contexts_note,
+    figures_table,
+    notes_of,
+    print_report,
+    short_table,
+    write_evaluation,
+)
 from equitape.report.evaluation_plots import MOST_ROWS, evaluation_plots
 from equitape.report.numbers import number
 from equitape.report.style import HATCHES, heading, series_styles
@@ -156,6 +163,20 @@ def test_page_holds_everything(tmp_path):
     assert page.count("<svg") == 1
     assert "http" not in page.replace("http://www.w3.org", "")
     assert (tmp_path / "bars-b.png").exists()
+
+
+def test_figures_that_the_first_model_lacks_are_shown():
+    """The score of cut documents exists only for models whose tokens did not fit."""
+    one = make(metrics={"loss": 2.0, "score": 12.0}, short={})
+    two = make(metrics={"score": 50.0, "score_cut": 25.0}, short={"score_8": 1.0})
+    assert [[cell.text for cell in row] for row in figures_table({"one": one, "two": two}).rows] == [
+        ["score, % ↑", "12.00", "50.00"],
+        ["loss ↓", "2.000", "-"],
+        ["score cut, % ↑", "-", "25.00"],
+    ]
+    assert [[cell.text for cell in row] for row in short_table({"one": one, "two": two}).rows] == [
+        ["score 8, % ↑", "-", "1.00", "-"]
+    ]
 
 
 def test_changes_from_many_models_need_no_columns():

@@ -24,7 +24,7 @@ from equitape.report.comparison_tables import (
     runs_table,
     spread_cell,
 )
-from equitape.report.numbers import duration, number, quantity
+from equitape.report.numbers import duration, number, quantity, with_unit
 from equitape.report.style import ENCODINGS, series_styles
 from equitape.report.summary import Spread, mean_grid, t_95
 from equitape.runs.results import Comparison
@@ -485,6 +485,15 @@ def test_units_stand_with_their_metrics(folder, tmp_path):
     text = (tmp_path / "report.md").read_text()
     assert "| perplexity ↓ |" in text
     assert "%" not in text
+
+
+def test_a_share_that_is_not_zero_is_not_shown_as_zero():
+    assert [with_unit(value, "%") for value in (0.0, 0, 0.0034519, 0.0049, 0.005, 0.0151, 12.345, None)] == [
+        "0.00", "0.00", "0.0035", "0.0049", "0.01", "0.02", "12.35", "-",
+    ]  # fmt: skip
+    cell = spread_cell(Spread(values=(0.0, 0.0034519, 0.0)), "%")
+    assert (cell.text, cell.detail) == ("0.0012 ± 0.0020", "0.0000 … 0.0035, n = 3")
+    assert spread_cell(Spread(values=(0.0, 0.0, 0.0)), "%").text == "0.00 ± 0.00"
 
 
 def test_numbers():

@@ -123,3 +123,9 @@ def test_training_covers_numbers_of_needles_and_places_of_the_mark():
     assert (counts[1:] / 4000 - 0.25).abs().max() < 0.03
     # as long as in a scored row, and as short as one needle
     assert (max(marks), min(marks)) == (35, 3)
+
+
+@pytest.mark.parametrize("factors", [[0, 1], [-1, 1], [0, 1, 2]])
+def test_rows_without_tokens_are_refused_before_training(factors):
+    with pytest.raises(ValueError, match="factors"):
+        build_task("retrieval", {"factors": factors})

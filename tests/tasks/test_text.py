@@ -173,6 +173,11 @@ def test_short_documents_are_scored_joined(options, tmp_path):
     joined = build_task("text", {**options, "join": True})
     assert bytes(joined._pieces[0].tolist()[:8]) == b"number 0"
     assert int(joined._pieces[0][8]) == joined.eos_token_id
+    # end tokens are scored, so what they cost is spread over the bytes too
+    metrics = joined.evaluate(model_for(joined, "rope"), seed=0).metrics
+    num_bytes = sum(len(f"number {n}") for n in range(60))
+    expected = math.log2(metrics["perplexity_1x"]) * (num_bytes + 60) / num_bytes
+    assert metrics["bits_per_byte_1x"] == pytest.approx(expected)
     few = build_task("text", {**options, "join": True, "valid_documents": 20})
     assert len(few.valid_store) == 20
     assert len(few._pieces) < len(joined._pieces)

@@ -6,6 +6,7 @@ Shapes: T tokens of all documents, n documents.
 import hashlib
 import json
 import shutil
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -214,13 +215,36 @@ def describe_tokenizer(tokenizer: Any) -> str:
     """Everything that affects how text is tokenized."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
-        content = {"class": type(tokenizer).__name__, "vocabulary": tokenizer.get_vocab()}
+        content = {
+            "class": type(tokenizer).__name__,
+            "vocabulary": tokenizer.get_vocab(),
+            "files": _vocabulary_files(tokenizer),
+            "settings": _plain_settings(tokenizer),
+        }
     else:
         content = json.loads(backend.to_str())
         # earlier calls set these; they do not affect the cached tokens
         content.pop("truncation", None)
         content.pop("padding", None)
     return json.dumps([content, tokenizer.eos_token_id, tokenizer.pad_token_id], sort_keys=True)
+
+
+def _vocabulary_files(tokenizer: Any) -> dict[str, str]:
+    """Digests of the files of a tokenizer in Python: merges and models decide as much as the vocabulary."""
+    if not hasattr(tokenizer, "save_vocabulary"):
+        return {}
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            tokenizer.save_vocabulary(folder)
+        except NotImplementedError:
+            return {}
+        return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in Path(folder).iterdir()}
+
+
+def _plain_settings(tokenizer: Any) -> dict[str, Any]:
+    """Switches such as do_lower_case, without paths, which differ between machines."""
+    given = getattr(tokenizer, "init_kwargs", {})
+    return {name: value for name, value in given.items() if isinstance(value, bool)}
 
 
 class PieceTokenizer:

@@ -154,6 +154,11 @@ class Inspection:
                 f"attention is the sum over its keys, averaged over its queries. A product is the mean over the cell, "
                 f"so finer patterns may cancel. Show fewer tokens (--show) for full resolution."
             )
+        if self.updates and cells < self.num_tokens:
+            notes.append(
+                "Attention moved by the update is counted between the cells shown: what moves inside a cell, or to and "
+                "from tokens that are not shown, is missing."
+            )
         if self.distances is not None and len(self.samples) < shown.count:
             notes.append(f"Effective distances are between {len(self.samples)} evenly spaced tokens, not averaged.")
         return notes

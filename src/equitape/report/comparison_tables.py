@@ -4,7 +4,19 @@ from collections.abc import Callable, Sequence
 
 from ..runs.results import MISSING as NOT_RUN
 from ..runs.results import PERCENT
-from .numbers import ARROWS, MISSING, decimals, duration, metric_title, number, quantity, readable, signed, with_unit
+from .numbers import (
+    ARROWS,
+    MISSING,
+    decimals,
+    duration,
+    metric_title,
+    number,
+    percent_decimals,
+    quantity,
+    readable,
+    signed,
+    with_unit,
+)  # fmt: skip
 from .summary import Group, Spread, Summary
 from .tables import Cell, Table
 
@@ -15,7 +27,7 @@ def spread_cell(spread: Spread | None, unit: str = "", best: bool = False) -> Ce
         return Cell(text=MISSING)
     if spread.deviation is None:
         return Cell(text=with_unit(spread.mean, unit), detail="n = 1")
-    places = 2 if unit == PERCENT else decimals(spread.mean)
+    places = percent_decimals(spread.mean) if unit == PERCENT else decimals(spread.mean)
     low, high, deviation = (number(value, places) for value in (spread.low, spread.high, spread.deviation))
     text = f"{with_unit(spread.mean, unit)} ± {deviation}"
     return Cell(text=text, detail=f"{low} … {high}, n = {spread.count}", kind="best" if best else "")

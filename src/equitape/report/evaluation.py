@@ -82,7 +82,7 @@ def title_of(report: EvaluationReport, name: str) -> str:
 def figures_table(reports: Reports) -> Table:
     """One row per metric, one column per model, the headline first."""
     first = next(iter(reports.values()))
-    names = [first.headline, *(name for name in first.metrics if name != first.headline)]
+    found = list(dict.fromkeys(name for report in reports.values() for name in report.metrics))
     rows = [
         [
             Cell(text=title_of(first, name), kind="clear" if name == first.headline else ""),
@@ -94,8 +94,7 @@ def figures_table(reports: Reports) -> Table:
                 for report in reports.values()
             ),
         ]
-        for name in names
-        if name in first.metrics
+        for name in sorted(found, key=lambda name: name != first.headline)
     ]
     notes = [INTERVALS] * any(report.intervals for report in reports.values())
     return Table(title="Figures", columns=["metric", *reports], rows=rows, notes=notes)
@@ -115,7 +114,8 @@ def short_table(reports: Reports) -> Table:
     others = list(reports)[1:]
     apart = len(others) <= MOST_COLUMNS_OF_CHANGES
     rows = []
-    for name, value in first.short.items():
+    for name in dict.fromkeys(name for report in reports.values() for name in report.short):
+        value = first.short.get(name)
         values = {model: one.short.get(name) for model, one in reports.items()}
         changes = {
             model: "-" if value is None or before is None else f"{value - before:+.4g}"

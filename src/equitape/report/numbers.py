@@ -33,9 +33,16 @@ def number(value: float | None, places: int | None = None, *, digits: int = 4) -
     return f"{value:,.{decimals(value, digits) if places is None else places}f}"
 
 
+def percent_decimals(value: float) -> int:
+    """Two decimals, or as many as show that a small share is not zero: 0.00 means none."""
+    return max(2, decimals(value, 2)) if 0 < abs(value) < 0.005 else 2
+
+
 def with_unit(value: float | None, unit: str) -> str:
-    """A value in its unit: two decimals for per cent, four significant digits otherwise."""
-    return number(None if value is None else float(value), 2) if unit == PERCENT else number(value)
+    """A value in its unit: two decimals for per cent, more below 0.005; four significant digits otherwise."""
+    if unit != PERCENT or value is None:
+        return number(value)
+    return number(float(value), percent_decimals(value))
 
 
 def signed(value: float, places: int) -> str:

@@ -21,7 +21,7 @@ class RetrievalOptions(StateOptions):
 
     length: Positive = 256
     """Tokens of a training row, with needles, noise and queries."""
-    factors: Annotated[tuple[int, ...], OrOne] = (1, 2, 4, 8)
+    factors: Annotated[tuple[Positive, ...], OrOne] = (1, 2, 4, 8)
     """Lengths to score, as multiples of `length`; 1 must be among them."""
     needles: Positive = 8
     """Key-value pairs hidden in a row, at any length; in training from 1 to this."""

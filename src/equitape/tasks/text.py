@@ -204,9 +204,9 @@ class Text(Task):
 
     @property
     def _tokens_per_byte(self) -> float:
-        """Of the held-out text in UTF-8, without end tokens."""
+        """Of the held-out text in UTF-8; end tokens count only where they are scored."""
         store = self.valid_store
-        ends = len(store) if store.facts.end_id is not None else 0
+        ends = len(store) if store.facts.end_id is not None and not self.options.join else 0
         return (store.num_tokens - ends) / int(store.num_bytes.sum())
 
     def _score(self, model: Any, pieces: list[Tensor], length: int, must_run: bool) -> PerplexityResult | None:
