@@ -121,6 +121,16 @@ def test_cached_calls_equal_one_call(kind, case):
     assert gap(torch.cat(parts, dim=1), full) < 1e-12
 
 
+@pytest.mark.parametrize(
+    "encoding",
+    ["rope", "tape", "xpos", {"kind": "rope", "scaling": {"kind": "dynamic", "factor": 2, "original_max_positions": 4}}],
+)
+def test_the_state_made_from_ids_is_that_of_the_first_layer(encoding):
+    own, x, ids = layer(encoding), draw(2, 9, 32), torch.arange(9) + 10**6
+    y, _ = own(x, own.initial_state(ids, x.dtype), positions=ids)
+    assert gap(y, own(x, positions=ids)[0]) == 0
+
+
 @pytest.mark.parametrize("case", ["rope", "tape", "nope", "alibi"])
 def test_a_single_token_does_not_see_the_empty_rest_of_a_static_cache(case):
     own, x = layer(make_encoding(case, 32, 4, 2, **SIZES)), draw(2, 3, 32)
