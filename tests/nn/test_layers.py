@@ -123,7 +123,12 @@ def test_cached_calls_equal_one_call(kind, case):
 
 @pytest.mark.parametrize(
     "encoding",
-    ["rope", "tape", "xpos", {"kind": "rope", "scaling": {"kind": "dynamic", "factor": 2, "original_max_positions": 4}}],
+    [
+        "rope",
+        "tape",
+        "xpos",
+        {"kind": "rope", "scaling": {"kind": "dynamic", "factor": 2, "original_max_positions": 4}},
+    ],
 )
 def test_the_state_made_from_ids_is_that_of_the_first_layer(encoding):
     own, x, ids = layer(encoding), draw(2, 9, 32), torch.arange(9) + 10**6

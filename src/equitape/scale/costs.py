@@ -263,8 +263,10 @@ class ModelCosts:
 
     def cache_of_row(self, length: int, size: int) -> int:
         """Bytes of the keys and values of a row: blocks with a window keep only its tokens."""
-        return size * self.groups * sum(
-            min(length, block.window or length) * (block.key_width + block.value_width) for block in self.blocks
+        return (
+            size
+            * self.groups
+            * sum(min(length, block.window or length) * (block.key_width + block.value_width) for block in self.blocks)
         )
 
     @cached_property
