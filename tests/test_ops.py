@@ -56,6 +56,17 @@ def test_rotation_is_a_complex_product_with_its_gradients():
         (lambda: ops.update_field(FIELD, ATTENDED, None, CARRY.T, None, None), "carry has shape [4, 2]; it must be [2, 4]"),
         (lambda: ops.move_field(FIELD, ATTENDED[:, :3], CARRY, CARRY), "attended has shape [3, 3, 5, 8], which does not fit"),
         (lambda: ops.apply_rotary(ATTENDED, ATTENDED[..., :4], FIELD), "key has shape [3, 4, 5, 4], which does not fit"),
+        (lambda: ops.apply_rotary(ATTENDED, ATTENDED[:1], FIELD), "key [1, 4, 5, 8]; they must have equally many rows"),
+        (lambda: ops.apply_rotary(ATTENDED, ATTENDED[:, :3], FIELD[:, :1]), "a multiple of key's heads"),
+        (
+            lambda: ops.update_field(FIELD, ATTENDED, GATE[:1], CARRY, MIX_IN, MIX_OUT),
+            "gate has shape [1, 5, 6], which does not fit the field",
+        ),
+        (lambda: ops.update_field(FIELD, None, GATE[:, :1], None, MIX_IN, MIX_OUT), "it must be [3, 5, any]"),
+        (
+            lambda: ops.update_token(FIELD[:, :, :1], ATTENDED[:, :, :1], GATE[:1, :1], draw(6, 6), CARRY, MIX_IN, MIX_OUT),
+            "features has shape [1, 1, 6], which does not fit the field",
+        ),
         (lambda: ops.phasors(draw(1, 5), draw(2, 4), torch.float64), "ids has shape [1, 5] and frequencies [2, 4]; they"),
         (
             lambda: ops.update_token(FIELD, ATTENDED, GATE, MIX_IN, CARRY, MIX_IN, MIX_OUT),

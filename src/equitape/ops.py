@@ -49,6 +49,11 @@ def apply_rotary(query: Tensor, key: Tensor, field: Tensor) -> tuple[Tensor, Ten
     check_field(field)
     for name, x in (("query", query), ("key", key)):
         check_heads(name, x, field)
+    if query.shape[0] != key.shape[0] or query.shape[1] % key.shape[1]:
+        raise ValueError(
+            f"query has shape {list(query.shape)} and key {list(key.shape)}; they must have equally many rows, and "
+            f"query a multiple of key's heads."
+        )
     return fields.apply_rotary(query, key, field)
 
 
@@ -79,6 +84,7 @@ def update_field(
         check_heads("attended", attended, field)
         check_weight("carry", carry, (field.shape[1], attended.shape[1]))
     if gate is not None and mix_in is not None and mix_out is not None:
+        check_tokens("gate", gate, field, attended)
         check_weight("mix_in", mix_in, (gate.shape[-1], field.shape[1]))
         check_weight("mix_out", mix_out, (field.shape[1], gate.shape[-1]))
     return kernels.update_field(field, attended, gate, carry, mix_in, mix_out, normalize)
@@ -113,7 +119,13 @@ def update_token(
             f"features has shape {list(features.shape)} and the field {list(field.shape)}; this operator takes one "
             f"token per sequence: use update_field."
         )
+    if attended is not None and carry is not None:
+        check_heads("attended", attended, field)
+        check_weight("carry", carry, (field.shape[1], attended.shape[1]))
+    check_tokens("features", features, field, attended)
     check_weight("gate_weight", gate_weight, (mix_in.shape[-2], features.shape[-1]))
+    check_weight("mix_in", mix_in, (mix_in.shape[-2], field.shape[1]))
+    check_weight("mix_out", mix_out, (field.shape[1], mix_in.shape[-2]))
     return kernels.update_token(field, attended, features, gate_weight, carry, mix_in, mix_out, normalize)
 
 
@@ -150,6 +162,17 @@ def check_heads(name: str, x: Tensor, field: Tensor) -> None:
         raise ValueError(
             f"{name} has shape {list(x.shape)}, which does not fit the field {list(field.shape)}; it must be [B, a "
             f"multiple of {field.shape[1]}, {field.shape[2]}, {field.shape[3]}]."
+        )
+
+
+def check_tokens(name: str, x: Tensor, field: Tensor, attended: Tensor | None) -> None:
+    """Require numbers of every token, [B, N, any]: the kernels do not repeat those of one row or token for others."""
+    rows = x.shape[0] if field.shape[0] == 1 else field.shape[0]
+    rows = rows if attended is None else attended.shape[0]
+    if x.dim() != 3 or list(x.shape[:2]) != [rows, field.shape[2]]:
+        raise ValueError(
+            f"{name} has shape {list(x.shape)}, which does not fit the field {list(field.shape)}; it must be "
+            f"[{rows}, {field.shape[2]}, any]."
         )
 
 

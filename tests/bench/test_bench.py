@@ -284,6 +284,11 @@ def test_encodings_take_options_and_llama_is_our_rope(tmp_path):
     assert "| tokens | rope | tape layers=[0] | llama | llama compile=false |" in table.read_text()
 
 
+def test_a_cache_length_that_nothing_uses_is_refused():
+    with pytest.raises(ValueError, match="--cache-length only applies to the workload decode"):
+        quick(workloads=("train", "prefill"), cache_lengths=(9,))
+
+
 def test_a_wrong_llama_is_not_timed(monkeypatch):
     from equitape.bench import others
 

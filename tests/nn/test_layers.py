@@ -121,6 +121,29 @@ def test_cached_calls_equal_one_call(kind, case):
     assert gap(torch.cat(parts, dim=1), full) < 1e-12
 
 
+@pytest.mark.parametrize(
+    "encoding",
+    [
+        "rope",
+        "tape",
+        "xpos",
+        {"kind": "rope", "scaling": {"kind": "dynamic", "factor": 2, "original_max_positions": 4}},
+    ],
+)
+def test_the_state_made_from_ids_is_that_of_the_first_layer(encoding):
+    own, x, ids = layer(encoding), draw(2, 9, 32), torch.arange(9) + 10**6
+    y, _ = own(x, own.initial_state(ids, x.dtype), positions=ids)
+    assert gap(y, own(x, positions=ids)[0]) == 0
+
+
+@pytest.mark.parametrize("case", ["rope", "tape", "nope", "alibi"])
+def test_a_single_token_does_not_see_the_empty_rest_of_a_static_cache(case):
+    own, x = layer(make_encoding(case, 32, 4, 2, **SIZES)), draw(2, 3, 32)
+    cache = StaticCache(config=tiny_config(case, num_hidden_layers=2), max_cache_len=12)
+    parts = [own(token, cache=cache)[0] for token in x.split(1, dim=1)]
+    assert gap(torch.cat(parts, dim=1), own(x)[0]) < 1e-12
+
+
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 def test_bidirectional_attention_commutes_with_a_permutation_of_tokens(implementation):
     """Ids travel with their tokens; nothing else may depend on the order."""
@@ -444,6 +467,9 @@ REFUSED = {
     "mask is torch.int64; it must be torch.bool": lambda: standalone()(X, mask=torch.ones(6, 6).long()),
     "A cache needs causal attention": lambda: standalone(causal=False)(X, cache=()),
     "cannot use a cache here": lambda: standalone("fox")(X, cache=()),
+    "Pass a mask instead of a window on several axes with a cache": lambda: standalone(num_axes=2, window=2)(
+        X, positions=torch.zeros(6, 2), cache=(FIELD, torch.cat((FIELD, FIELD), dim=-1))
+    ),
     "cache is a tuple of 1": lambda: standalone()(X, cache=(draw(1),)),
     "cache is a list; it must be transformers' Cache or a tuple": lambda: standalone()(X, cache=[]),
     "Unknown keyword 'dropuot'. Did you mean 'dropout'?": lambda: TapeAttention(32, 4, dropuot=0.1),

@@ -43,10 +43,13 @@ def test_transformers_computes_the_same(case, tmp_path):
 
 
 @pytest.mark.parametrize("scaling", [None, "linear", "yarn"])
-def test_every_scaling_is_written(scaling, tmp_path):
+def test_every_scaling_is_written(scaling, tmp_path, capfd):
     model = trained(make_source(), "lora", context=128, **({"scaling": scaling} if scaling else {"theta": 3e6}))
     save_native(make_source(), model, None, tmp_path / "native")
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "native")
+    # transformers warns of keys that a kind of scaling does not have
+    assert "Unrecognized" not in "".join(capfd.readouterr())
+    assert ("original_max_position_embeddings" in loaded.config.rope_parameters) == (scaling == "yarn")
     with torch.no_grad():
         assert gap(loaded(TOKENS).logits, model(TOKENS).logits) < 1e-5
 

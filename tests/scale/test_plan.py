@@ -5,13 +5,14 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from cases import tiny_config
 from command_line import call, in_one_line
 from equitape import EquitapeForCausalLM
 from equitape.scale import plan
 from equitape.scale.costs import ModelCosts, pairs
-from equitape.scale.layouts import Layout, best_training, layouts, plan_training
+from equitape.scale.layouts import Layout, best_training, layouts, plan_serving, plan_training
 from equitape.scale.machines import GPUS
 from equitape.scale.planning import NAMED
 
@@ -59,6 +60,22 @@ def test_the_cache_of_tape_is_wider_where_it_carries():
     rope, tape = costs_of("155m", "rope"), costs_of("155m")
     assert rope.cache(2) == 36864
     assert tape.cache(2) == 36864 + 11 * 12 * 64 * 2
+
+
+def test_a_window_keeps_its_tokens_and_a_token_reads_its_experts():
+    config = tiny_config("rope", sliding_window=100, sliding_layers=[0, 2])
+    costs, ids = ModelCosts(config), torch.zeros(1, 300, dtype=torch.long)
+    layers = EquitapeForCausalLM(config)(ids, use_cache=True).past_key_values.layers
+    # transformers drops one token more, before the next comes
+    held = sum(each.keys.nbytes + each.values.nbytes for each in layers) + 2 * costs.cache(4) // 3
+    assert plan_serving(costs, H200, 300).cache == held / 2
+    experts = {"family": "mixtral", "layers": [0, 2], "intermediate_size": 48, "num_local_experts": 4}
+    config = tiny_config("rope", experts={**experts, "num_experts_per_tok": 1})
+    costs, model = ModelCosts(config), EquitapeForCausalLM(config)
+    unused = sum(each.numel() for name, each in model.named_parameters() if ".experts." in name) * 3 // 4
+    serving = plan_serving(costs, H200, 300)
+    assert serving.weights == 2 * model.num_parameters()
+    assert serving.token_bytes == serving.weights - 2 * unused + serving.cache
 
 
 def test_the_best_layout_fits_and_no_shorter_ring_is_nearly_as_fast():

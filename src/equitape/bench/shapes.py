@@ -163,6 +163,8 @@ class BenchSettings(Settings):
 
         if not self.workloads:
             raise ValueError(f"Nothing to measure; choose workloads from {', '.join(WORKLOADS)}.")
+        if self.cache_lengths is not None and "decode" not in self.workloads:
+            raise ValueError("--cache-length only applies to the workload decode; add it, or use --length.")
         for text in self.encodings or ():
             parse_subject(text).check(self.model_shape, self.workloads)
         if self.graphs and not (self.compiled and self.on_cuda):

@@ -279,13 +279,18 @@ class Attention(Pieces, AttentionCore):
         if past and padding is not None:
             raise ValueError("Pass a mask instead of padding_mask with a cache: cached padding is not known here.")
         causal, window = (self.causal, self.window) if context is None else (False, None)
+        if past and window is not None and positions.ids.dim() == 3:
+            raise ValueError(
+                "Pass a mask instead of a window on several axes with a cache: ids of cached tokens are not known here."
+            )
         if past and x.shape[1] == 1 and num_keys == past + 1 and not biased and window is None:
             causal = False
         hides = padding is not None or window is not None or (context is None and positions.segments is not None)
         if not hides and not biased and self.implementation != "flex_attention":
             if not causal:
                 return AttentionMask(causal=False)
-            if self.implementation == "sdpa" and not past:
+            # torch takes one query without a mask to see all keys, also those that a static cache has no tokens for yet
+            if self.implementation == "sdpa" and not past and (x.shape[1] > 1 or num_keys == 1):
                 return AttentionMask()
         own = positions if context is None else positions._replace(segments=None)
         function = mask_function(own, x.shape[0], causal=causal, window=window)

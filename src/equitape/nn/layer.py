@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..encodings import Geometry, LayerEncoding, PositionalEncoding, Positions, build_encoding, parse_encoding
+from ..encodings.positions import sequence_extent
 from ..registry import describe_choices
 from . import core
 
@@ -163,7 +164,13 @@ class Pieces:
         queries, keys and values. Default: torch's default.
         """
         check_real("The state", dtype or torch.get_default_dtype())
-        located = positions if isinstance(positions, Positions) else Positions(self._batch_of_ids(positions))
+        if isinstance(positions, Positions):
+            located = positions
+        else:
+            located = Positions(self._batch_of_ids(positions))
+            if self.model_encoding.needs_extent:
+                origin, span = sequence_extent(located.ids, None, None)
+                located = located._replace(origin=origin, span=span)
         return self.model_encoding("initial_state", located, dtype or torch.get_default_dtype())
 
     def _batch_of_ids(self, ids: Tensor) -> Tensor:

@@ -215,6 +215,6 @@ def write_rope(encoding: dict[str, Any]) -> dict[str, Any]:
     used = {"yarn": ("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate"),
             "llama3": ("low_freq_factor", "high_freq_factor")}.get(kind, ())  # fmt: skip
     written |= {name: scaling[name] for name in ("factor", *used) if scaling[name] is not None}
-    if kind != "dynamic":
+    if kind in ("yarn", "llama3"):
         written["original_max_position_embeddings"] = scaling["original_max_positions"]
     return written

@@ -261,6 +261,20 @@ class ModelCosts:
         """Bytes per token of keys and values, for full attention."""
         return size * self.groups * sum(block.key_width + block.value_width for block in self.blocks)
 
+    def cache_of_row(self, length: int, size: int) -> int:
+        """Bytes of the keys and values of a row: blocks with a window keep only its tokens."""
+        return (
+            size
+            * self.groups
+            * sum(min(length, block.window or length) * (block.key_width + block.value_width) for block in self.blocks)
+        )
+
+    @cached_property
+    def read_by_token(self) -> int:
+        """Weights that one new token reads: all but those of the experts that it does not pass."""
+        experts = filter(None, (self._experts(index) for index in range(len(self.layers))))
+        return self.parameters - sum(3 * self.width * each.inner * (each.total - each.used) for each in experts)
+
     def ring(self, tokens: int, processes: int, size: int) -> int:
         """Bytes that each of several processes sends in one forward pass over `tokens` tokens: its keys and values
         visit all others.

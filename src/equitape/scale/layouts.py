@@ -95,7 +95,7 @@ class ServingPlan:
     prefill_seconds: float
     """On those GPUs, without the time of their links."""
     token_bytes: float
-    """Weights and cache, which every new token reads."""
+    """Cache and weights that every new token reads: of a mixture, those of the experts that it passes."""
     token_seconds: float
 
 
@@ -250,11 +250,11 @@ def fewest_gpus(costs: ModelCosts, gpu: Gpu, rows: int, length: int, precision: 
 
 def plan_serving(costs: ModelCosts, gpu: Gpu, length: int) -> ServingPlan:
     """One sequence of `length` tokens, split by heads over the fewest GPUs that hold it."""
-    weights, cache = costs.parameters * HALF, length * costs.cache(HALF)
+    weights, cache = costs.parameters * HALF, costs.cache_of_row(length, HALF)
     gpus = 1
     while gpus * gpu.usable < weights + cache:
         gpus *= 2
-    forward = costs.forward(1, length, logits=1)
+    forward, read = costs.forward(1, length, logits=1), costs.read_by_token * HALF + cache
     seconds = gpu.matrix_seconds(forward.matrix) + gpu.attention_seconds(forward.attention, costs.head_dim)
     return ServingPlan(
         weights=weights,
@@ -262,6 +262,6 @@ def plan_serving(costs: ModelCosts, gpu: Gpu, length: int) -> ServingPlan:
         gpus=gpus,
         prefill_operations=forward.total,
         prefill_seconds=seconds / gpus,
-        token_bytes=weights + cache,
-        token_seconds=gpu.moving_seconds(weights + cache) / gpus,
+        token_bytes=read,
+        token_seconds=gpu.moving_seconds(read) / gpus,
     )
