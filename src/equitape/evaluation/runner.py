@@ -156,7 +156,7 @@ def read_settings(out: Path) -> dict[str, Any]:
         if settings["format"] > FORMAT:
             raise ValueError(f"format {settings['format']} is from a later version")
         if not isinstance(settings["task"], str):
-            raise TypeError("its task is no name")
+            raise TypeError("its task is not a name")
         for part, name in (("options", None), ("examples", "units"), ("model", "context")):
             if not isinstance(settings[part], dict) or (name is not None and name not in settings[part]):
                 raise TypeError(f"its {part} are damaged")
