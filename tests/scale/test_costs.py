@@ -140,10 +140,26 @@ def saved_bytes(model, compiled):
         ("tape", torch.float32, {}, False),
         ("tape", torch.bfloat16, {"num_hidden_layers": 2}, True),
         ("tape", torch.bfloat16, {"num_hidden_layers": 6, "num_loops": 2}, False),
+        ({"kind": "rope", "rotate_values": 1.0}, torch.float32, {}, False),
+        ({"kind": "tape", "rotate_values": 1.0}, torch.float32, {"num_hidden_layers": 5}, False),
+        ({"kind": "tape", "rotate_values": 1.0}, torch.bfloat16, {"num_hidden_layers": 4}, True),
         ({"kind": "tape", "move": True}, torch.float32, {}, False),
         ({"kind": "tape", "move": True, "mlp_update": False}, torch.bfloat16, {"num_hidden_layers": 2}, True),
     ],
-    ids=["rope", "rope-bf16", "rope-compiled", "nope", "tape", "tape-compiled", "tape-looped", "move", "move-compiled"],
+    ids=[
+        "rope",
+        "rope-bf16",
+        "rope-compiled",
+        "nope",
+        "tape",
+        "tape-compiled",
+        "tape-looped",
+        "rope-values",
+        "tape-values",
+        "tape-values-compiled",
+        "move",
+        "move-compiled",
+    ],
 )
 def test_kept_activations_are_what_autograd_saves(encoding, dtype, changes, compiled):
     """Within a few small statistics; TAPE's plain update also keeps the field before mixing, which kernels do not."""

@@ -104,6 +104,9 @@ class LayerEncoding(HookedModule):
     """Whether cached keys of this block hold running sums, from which a cached sequence continues."""
     value_room: int = 0
     """Columns by which the block's own value is narrower than a head, to make room for those of `extra_values`."""
+    value_heads: int = 0
+    """Number of key-value heads, from the first on, whose values are rotated by the state like keys and whose outputs
+    are rotated back (values.py)."""
     bias_copies: float = 4.0
     """Memory that it takes to make `bias` and to train through it, in times of the bias itself."""
     scalars: tuple[str, ...] = ()

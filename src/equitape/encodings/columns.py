@@ -14,6 +14,7 @@ from .options import Geometry, Options
 from .phasors import apply_rotary
 from .positions import Positions
 from .running import PARTS, split_parts
+from .values import RotaryOptions
 
 
 class ColumnsLayer(LayerEncoding):
@@ -59,6 +60,10 @@ class ColumnsLayer(LayerEncoding):
 
 class RotaryLayer(ColumnsLayer):
     """q~ = z q, k~ = z k, with channels (m, m + D / 2) as a complex number; z is the state."""
+
+    def __init__(self, options: RotaryOptions, geometry: Geometry, keeps_clock: bool = False):
+        super().__init__(options, geometry, keeps_clock)
+        self.value_heads = options.value_heads(geometry)
 
     def parts(self, state: Tensor) -> tuple[Tensor, Tensor | None]:
         """z, and the numbers of those frequencies of it that have changed since the start, if they are separate."""

@@ -81,16 +81,20 @@ def _phasors_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, 
 _opaque_phasors.register_autograd(_phasors_backward, setup_context=_save_phasors)
 
 
-def multiply(x: Tensor, phasor: Tensor, columns: Tensor | None = None, inside: bool = False) -> Tensor:
+def multiply(
+    x: Tensor, phasor: Tensor, columns: Tensor | None = None, inside: bool = False, conjugate: bool = False
+) -> Tensor:
     """Complex product of half-split fields, real parts first: x [B, H, N, D], phasor [B, G or 1, N, D] -> like x.
 
     Query head h is rotated by the phasor of its key-value head h // (H / G). Columns are put into the product as
-    `join_halves` does.
+    `join_halves` does. conjugate: multiply by the conjugate, which rotates back.
     """
     heads, groups = x.shape[1], phasor.shape[1]
     if groups not in (1, heads):
         phasor = phasor.repeat_interleave(heads // groups, dim=1)
     real, imaginary = phasor.chunk(2, dim=-1)
+    if conjugate:
+        imaginary = -imaginary
     x_real, x_imaginary = x.chunk(2, dim=-1)
     product = join_halves(
         x_real * real - x_imaginary * imaginary, x_real * imaginary + x_imaginary * real, columns, inside

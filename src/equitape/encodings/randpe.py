@@ -8,11 +8,11 @@ from torch import Tensor
 from ..settings import Positive
 from .base import LayerEncoding, PositionalEncoding, register_encoding
 from .columns import RotaryLayer
-from .decay import DecayOptions
 from .frequencies import UNSCALED, Base, check_rotary, inverse_frequencies
 from .options import Geometry, Options
 from .phasors import phasors
 from .positions import Positions
+from .values import RotaryOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,4 +79,4 @@ class RandPE(PositionalEncoding):
         return phasors(positions.ids, frequencies, dtype)
 
     def layer(self, index: int) -> LayerEncoding:
-        return RotaryLayer(DecayOptions(), self.geometry)
+        return RotaryLayer(RotaryOptions(), self.geometry)

@@ -6,16 +6,17 @@ import torch
 from torch import Tensor
 
 from .base import LayerEncoding, register_encoding
-from .clock import ClockOptions, clock_positions
+from .clock import clock_positions
 from .columns import ColumnsEncoding, RotaryLayer
 from .frequencies import Base, Scaling, axis_frequencies, check_rotary, softmax_scale
 from .options import Geometry
 from .phasors import phasors
 from .positions import Positions
+from .values import RotaryOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class RoPEOptions(ClockOptions):
+class RoPEOptions(RotaryOptions):
     """Options of RoPE."""
 
     theta: Base = 10000.0
@@ -24,6 +25,7 @@ class RoPEOptions(ClockOptions):
     def check(self, geometry: Geometry) -> None:
         check_rotary("rope", self.scaling, geometry)
         self.check_decay("rope", geometry)
+        self.check_values("rope", geometry)
 
 
 @register_encoding("rope")
@@ -66,4 +68,4 @@ class RoPE(ColumnsEncoding):
         return phasors(clock_positions(positions, frequencies.dtype), frequencies, dtype)
 
     def layer(self, index: int) -> LayerEncoding:
-        return RotaryLayer(self.decay, self.geometry, self.keeps_clock(index))
+        return RotaryLayer(self.options, self.geometry, self.keeps_clock(index))

@@ -25,17 +25,18 @@ from torch import Tensor, nn
 from ..kernels import fuses_token, move_field, put_frequencies, take_frequencies, update_field, update_token
 from ..settings import Positive
 from .base import LayerEncoding, register_encoding
-from .clock import ClockOptions, clock_positions
+from .clock import clock_positions
 from .columns import ColumnsEncoding, RotaryLayer
 from .frequencies import Base, Scaling, axis_frequencies, check_rotary, position_dtype, softmax_scale, spread_over_axes
 from .options import Geometry
 from .packed import pack, unpack
 from .phasors import multiply, phasors
 from .positions import Positions
+from .values import RotaryOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class TapeOptions(ClockOptions):
+class TapeOptions(RotaryOptions):
     """Options of TAPE. The defaults are the paper's model at L = R = 2."""
 
     theta: Base = 10000.0
@@ -71,6 +72,7 @@ class TapeOptions(ClockOptions):
     def check(self, geometry: Geometry) -> None:
         check_rotary("tape", self.scaling, geometry)
         self.check_decay("tape", geometry)
+        self.check_values("tape", geometry)
         if self.scaling.kind == "dynamic":
             raise ValueError(
                 "Encoding 'tape' carries its field in the cache, so the scaling cannot be 'dynamic'; use 'ntk'."
@@ -91,6 +93,11 @@ class TapeOptions(ClockOptions):
             raise ValueError(
                 f"Encoding 'tape' has carried_frequencies {count}; for heads of {geometry.head_dim} it must be one of "
                 f"{able}."
+            )
+        if count is not None and self.rotate_values:
+            raise ValueError(
+                "Encoding 'tape' has carried_frequencies, which leave values too narrow to rotate; set rotate_values "
+                "to 0, or leave out carried_frequencies."
             )
         updating_blocks(self.layers, geometry)
 

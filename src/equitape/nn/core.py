@@ -15,6 +15,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ..encodings import LayerEncoding, Positions
 from ..encodings.heads import Columns
+from ..encodings.values import rotate_back, rotate_values
 from .backends import cuda_attention, eager_attention, flexible_attention
 from .continued import continued_attention
 from .norm import RMSNorm
@@ -157,6 +158,7 @@ class AttentionCore(nn.Module):
         self.head_dim = head_dim
         self.value_dim = head_dim - encoding.value_room
         self.rotates = rotates
+        self.value_heads = encoding.value_heads if rotates else 0
         self.qk_norm_joint = qk_norm_joint
         # these names are read by transformers' attention functions
         self.num_key_value_groups = num_heads // num_kv_heads
@@ -196,6 +198,9 @@ class AttentionCore(nn.Module):
             query, key = self.q_norm(query), self.k_norm(key)
         query = grow(query, positions)
         key_state = state if context is None else context.state
+        if self.value_heads:
+            assert key_state is not None
+            value = rotate_values(value, key_state, self.value_heads)
         columns: Tensor | None = self.encoding("extra_values", key_state)
         value = widen(value, columns)
         query, key = query.transpose(1, 2), key.transpose(1, 2)
@@ -222,6 +227,9 @@ class AttentionCore(nn.Module):
         if columns is not None:
             output, carried = split(output, self.value_dim)
             carried = carried.transpose(1, 2)
+        if self.value_heads:
+            assert state is not None
+            output = rotate_back(output, state, self.value_heads * self.num_key_value_groups)
         return Attended(self.o_proj(output.flatten(2)), weights, carried, state)
 
     def _rotate_apart(

@@ -310,6 +310,11 @@ class PositionalLayer(Pieces, nn.Module):
         self._whole = (whole,)
         self.layer = layer
         self.encoding = whole.layer(layer)
+        if self.encoding.value_heads:
+            raise ValueError(
+                f"Encoding {whole.kind!r} with rotate_values rotates the output of attention back, which these pieces "
+                f"do not; use equitape.nn.Attention."
+            )
 
     @property
     def scale(self) -> float:

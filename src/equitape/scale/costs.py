@@ -56,6 +56,8 @@ class Block:
     """Whether the block updates a field."""
     moves: bool
     """Whether the field also moves."""
+    rotated_values: int
+    """Key-value heads whose values a trained field rotates."""
     rotates: bool
     calls: int
     """Attention calls on CUDA: two where they train faster than one with a wide value."""
@@ -91,9 +93,10 @@ class ModelCosts:
             layers = [encoding.layer(index) for index, encoding in enumerate(self._encodings)]
         self.encoding_parameters = sum(each.numel() for each in self.encoding.parameters())
         self.loops = config.num_loops
-        self.layers = [self._block(index, layer) for index, layer in enumerate(layers)]
+        first = next((index for index, layer in enumerate(layers) if layer.updates_state), len(layers))
+        self.layers = [self._block(index, layer, after_update=index > first) for index, layer in enumerate(layers)]
 
-    def _block(self, index: int, layer: LayerEncoding) -> Block:
+    def _block(self, index: int, layer: LayerEncoding, after_update: bool) -> Block:
         config, parameters, encoding = self.config, dict(layer.named_parameters()), self._encodings[index]
         carried, experts = encoding.value_columns[index], self._experts(index)
         operations = self._encoding_operations(parameters, encoding.carried_columns[index] or self.head_dim)
@@ -111,6 +114,7 @@ class ModelCosts:
             gates=parameters["gate.weight"].shape[0] if "gate.weight" in parameters else 0,
             updates=bool(encoding.has_field and operations),
             moves=hasattr(layer, "move_gain"),
+            rotated_values=layer.value_heads if after_update else 0,
             calls=2 if carried and self.head_dim >= SPLIT_HEAD_DIM else 1,
             rotates=type(layer).rotate is not LayerEncoding.rotate,
             window=config.sliding_window if config.layer_types[index] == "sliding_attention" else None,
@@ -231,6 +235,10 @@ class ModelCosts:
             numbers += self.heads * carried
         if block.updates:
             numbers += block.gates + self.groups * self.head_dim * (not carried)
+        if block.rotated_values:
+            # the values and their field before the rotation, and what attention made of them before the one back
+            numbers += 2 * block.rotated_values * self.head_dim
+            numbers += self.heads * (block.value_width if splits else self.head_dim)
         if block.moves:
             # both mixtures of heads; uncompiled also their product, the moved field, and the attended field twice
             numbers += self.head_dim * (2 * self.groups if compiled else 4 * self.groups + 2 * self.heads)

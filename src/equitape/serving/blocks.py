@@ -29,6 +29,7 @@ from vllm.v1.attention.selector import get_attn_backend
 
 from ..encodings import LayerEncoding, Positions
 from ..encodings.heads import Columns
+from ..encodings.values import rotate_back, rotate_values
 from ..model import EquitapeConfig
 from ..nn.backends import equal_parts
 from ..nn.core import grow, rotate
@@ -89,6 +90,8 @@ class EquitapeAttention(nn.Module):
             self.q_norm, self.k_norm = (make_norm(size, config) for size in sizes)
         block, blocks = extract_layer_index(prefix), config.geometry.num_layers
         self.rotates = block not in (config.unrotated_layers or ())
+        # of the heads whose values are rotated, those of this rank
+        self.value_heads = min(max(encoding.value_heads - first, 0), self.groups) if self.rotates else 0
         parts = -(-config.value_cache_dims[block] // width)
         unlimited = copy(vllm_config.cache_config)
         unlimited.sliding_window = None
@@ -145,6 +148,9 @@ class EquitapeAttention(nn.Module):
         query = grow(query[None], positions)[0]
         if state is not None and state.shape[1] > self.groups:
             state = state[:, self.own]
+        if self.value_heads:
+            assert state is not None
+            value = rotate_values(value.transpose(0, 1)[None], state, self.value_heads)[0].transpose(0, 1)
         carried = self.encoding("extra_values", state)
         added = self._columns(x, positions, value.dtype, loop) if self.columns else None
         query, key = query.transpose(0, 1)[None], key.transpose(0, 1)[None]
@@ -162,7 +168,11 @@ class EquitapeAttention(nn.Module):
             for layer, part in zip(layers, equal_parts(value, self.width), strict=True)
         ]
         both = torch.cat(parts, dim=-1) if len(parts) > 1 else parts[0]
-        output, _ = self.o_proj(both[..., : self.dim].flatten(1))
+        own = both[..., : self.dim]
+        if self.value_heads:
+            assert state is not None
+            own = rotate_back(own[None], state, self.value_heads * self.heads // self.groups)[0]
+        output, _ = self.o_proj(own.flatten(1))
         if carried is None:
             return output, None
         attended = self._gather(both[..., self.dim : value.shape[-1]], self.all_heads)
