@@ -86,8 +86,8 @@ def choose_blocks(config: EquitapeConfig, settings: ExtendSettings) -> tuple[dic
     if not chosen:
         return {}, []
     reason = (
-        "In six of SmolLM2-135M's thirty blocks TAPE 2 read and found as much as in all, with a fifth of what it adds "
-        "to weights, cache and work; --tape layers=all updates in all."
+        "In six of SmolLM2-135M's thirty blocks TAPE 2 read and found as much as in all (one seed), with a fifth of "
+        "what it adds to weights, cache and work; --tape layers=all updates in all."
     )
     return {"layers": chosen}, [
         Choice(name=name, value=f"in {len(chosen)} of {count} blocks: {listed(chosen)}", reason=reason)
@@ -137,7 +137,7 @@ def choose_method(
     tape = settings.tape
     if METHODS[method].tape:
         own_blocks, blocks = choose_blocks(config, settings)
-        tape = {**own_blocks, **(settings.tape or {})}
+        tape = {**(settings.tape or {}), **own_blocks}
     lora = {"lora_rank": settings.lora_rank, "lora_alpha": settings.lora_alpha, "lora_targets": settings.lora_targets}
     given |= {name: value for name, value in {**lora, "tape": tape}.items() if value or value == 0}
     adapt = AdaptSettings.parse(given, "extend")
