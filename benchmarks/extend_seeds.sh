@@ -1,5 +1,6 @@
 #!/bin/bash
-# Three seeds of theta + LoRA and of theta + TAPE 2 + LoRA next to the original, in one folder of `equitape extend`.
+# Three seeds of theta + LoRA and of theta + TAPE 2 + LoRA next to the original, in one folder of `equitape extend`; TAPE 2
+# updates in all blocks, and in one more column, with one seed, in every fifth, as the plan has it.
 #
 #   BASE=SmolLM2-135M-Instruct TEXTS=data bash benchmarks/extend_seeds.sh runs/seeds [more options of equitape extend]
 #
@@ -10,7 +11,8 @@ set -u
 out=$1
 shift
 AT_ONCE=${AT_ONCE:-3}
-columns=(extended theta+tape2+lora original theta+lora@seed=1 theta+tape2+lora@seed=1 theta+lora@seed=2 theta+tape2+lora@seed=2)
+all=theta+tape2+lora@tape.layers=all
+columns=(extended $all original theta+lora@seed=1 $all,seed=1 theta+tape2+lora theta+lora@seed=2 $all,seed=2)
 options=(
     --to 65536 --data "$TEXTS/books/train" --data "$TEXTS/proofs/train" --eval-data "$TEXTS/books/test" --eval-data "$TEXTS/proofs/test"
     --eval-lengths 8192,16384,32768,65536,131072 --needle-lengths 8192,32768 --text-lengths 8192,32768,65536

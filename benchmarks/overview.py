@@ -96,15 +96,15 @@ def draw_addition(panel: Any) -> None:
 def draw_extension(panel: Any) -> None:
     """Passkeys found by SmolLM2-135M after `equitape extend --to 65536`: means over seeds."""
     lengths = (8192, 16384, 32768, 65536, 131072)
-    seeds, ways = (
-        {name: tasks["passkey"]["metrics"] for name, tasks in read_reports(folder).items()}
-        for folder in ("extend-smollm2-seeds", "extend-smollm2-ways")
-    )
-    own = [found for name, found in seeds.items() if "tape" not in name and name != "original"]
+    columns, other = (read_reports(folder) for folder in ("extend-smollm2-seeds", "extend-smollm2-ways"))
+    seeds = {name: tasks["passkey"]["metrics"] for name, tasks in columns.items()}
+    blocks = {name: (tasks["passkey"]["model"]["encoding"] or {}).get("layers") for name, tasks in columns.items()}
+    own = [found for name, found in seeds.items() if blocks[name] is None and name != "original"]
+    with_tape = [found for name, found in seeds.items() if blocks[name] == "all"]
     names = [
-        ("with TAPE 2,\nthree seeds", [seeds[name] for name in seeds if "tape2" in name], COLOURS["tape2"], -11),
+        ("with TAPE 2,\nthree seeds", with_tape, COLOURS["tape2"], -11),
         ("extended,\nthree seeds", own, GREEN, 9),
-        ("YaRN,\nuntrained", [ways["yarn"]], GRAY, 12),
+        ("YaRN,\nuntrained", [other["yarn"]["passkey"]["metrics"]], GRAY, 12),
         ("as released", [seeds["original"]], COLOURS["rope"], -8),
     ]
     lines = []

@@ -467,6 +467,34 @@ def test_a_comparator_has_its_own_settings():
     assert (every.lora_rank, every.learning_rate, every.theta, every.minutes) == (None, None, None, 2)
 
 
+def test_the_blocks_of_tape_are_kept_and_hold_on_resuming(room, tmp_path):
+    """The adapter names them; a folder of other blocks is refused, the extended model's as well as a column's."""
+    out, few = tmp_path / "out", {"measure": ["passkey"], "steps": 1, "samples": 1, "eval_lengths": [640]}
+    options = {**few, "to": 640, "method": "tape+lora", "compare": ["tape"]}
+    first = extend(room, out, **options)
+    assert "updates of TAPE" in {choice["name"] for choice in first.plan}
+    for folder in (out, out / "tape" / "training"):
+        assert json.loads((folder / "adapter.json").read_text())["settings"]["tape"] == {"layers": [0]}
+        assert equitape.load_adapter(room / "base", folder).config.encoding["layers"] == (0,)
+    assert extend(room, out, resume=True, **options).reports == first.reports
+    with pytest.raises(ValueError, match="tape"):
+        extend(room, out, resume=True, tape={"layers": "all"}, **options)
+    # as a version left it in which TAPE updated in all blocks
+    for name in ("run.json", "results.json"):
+        path = out / "tape" / "training" / name
+        kept = json.loads(path.read_text())
+        kept["adapt"]["tape"] = {}
+        path.write_text(json.dumps(kept))
+    with pytest.raises(ValueError, match=r"adapt\.tape"):
+        extend(room, out, resume=True, **options)
+    path = out / "extend.json"
+    kept = json.loads(path.read_text())
+    kept["plan"]["adapt"]["tape"] = {}
+    path.write_text(json.dumps(kept))
+    with pytest.raises(ValueError, match=r"plan\.adapt\.tape"):
+        extend(room, out, resume=True, **options)
+
+
 def test_scaling_and_theta_under_lora(room, tmp_path):
     """The trained models have the positions that the names of their columns say, and only what is asked is measured."""
     names = ["yarn+tape2+lora@scaling_factor=8,lora_rank=2", "theta+lora@theta=4e6"]

@@ -135,7 +135,7 @@ def test_jumps_change_only_where_named(smollm2):
 
 def test_options_of_tape_reach_the_methods_with_tape(smollm2):
     settings = ExtendSettings(to=65536, method="theta+tape2+lora", tape={"mixer_size": 4})
-    assert make_plan(smollm2, settings, MUCH, GPU).adapt.tape == {"mixer_size": 4}
+    assert make_plan(smollm2, settings, MUCH, GPU).adapt.tape["mixer_size"] == 4
     own = comparator_settings("tape2+lora@tape.layers=[0,2],steps=7", settings)
     assert (own.tape, own.steps) == ({"mixer_size": 4, "layers": [0, 2]}, 7)
     plan = make_plan(smollm2, own, MUCH, GPU)
@@ -147,6 +147,45 @@ def test_options_of_tape_reach_the_methods_with_tape(smollm2):
     assert (few.lora_targets, few.seed) == (("q_proj", "k_proj"), 1)
     with pytest.raises(ValueError, match="does not use tape"):
         make_plan(smollm2, ExtendSettings(to=65536, tape={"mixer_size": 4}), MUCH, GPU)
+
+
+def blocks_of(config, method="theta+tape2+lora", **given):
+    """(layers of TAPE, the plan's line about them)."""
+    plan = make_plan(config, ExtendSettings(to=65536, method=method, **given), MUCH, GPU)
+    return plan.adapt.tape.get("layers"), {choice.name: choice.value for choice in plan.choices}.get("updates of TAPE")
+
+
+def test_tape_updates_in_every_fifth_block(smollm2):
+    """From the first one, and never in the last, which cannot; in all where that is asked for."""
+    fifth = [0, 5, 10, 15, 20, 25]
+    for method in ("theta+tape2+lora", "tape", "tape+lora", "yarn+tape+lora"):
+        assert blocks_of(smollm2, method) == (fifth, "in 6 of 30 blocks: 0, 5, 10, 15, 20, 25")
+    assert blocks_of(smollm2, "theta+lora") == (None, None)
+    assert blocks_of(smollm2, tape={"mixer_size": 4})[0] == fifth
+    assert blocks_of(smollm2, tape={"layers": "all"}) == ("all", "layers all")
+    assert blocks_of(smollm2, tape={"layers": [1, 2]}) == ([1, 2], "layers [1, 2]")
+
+    def with_blocks(count, **more):
+        return EquitapeConfig.from_dict({**smollm2.to_dict(), "num_hidden_layers": count, **more})
+
+    found = {count: blocks_of(with_blocks(count))[0] for count in (1, 2, 5, 6, 7, 11, 12)}
+    assert found == {1: None, 2: [0], 5: [0], 6: [0], 7: [0, 5], 11: [0, 5], 12: [0, 5, 10]}
+    # as in Gemma 3: blocks with a window have positions of their own
+    local = {"sliding_window": 512, "sliding_layers": [0, 1, 2, 3, 4, 6, 7, 8, 9, 10], "local_encoding": "rope"}
+    assert blocks_of(with_blocks(13, **local))[0] == [5, 11]
+    # trained updates stay where they are
+    assert blocks_of(with_blocks(30, encoding={"kind": "tape", "layers": [3, 4]}), "tape+lora")[0] is None
+
+
+def test_comparators_update_tape_in_every_fifth_block_unless_they_say_otherwise(smollm2):
+    def blocks(name, **given):
+        settings = comparator_settings(name, ExtendSettings(to=65536, **given))
+        return make_plan(smollm2, settings, MUCH, GPU).adapt.tape.get("layers")
+
+    assert blocks("theta+tape2+lora") == blocks("tape-plain") == [0, 5, 10, 15, 20, 25]
+    assert blocks("theta+tape2+lora@tape.layers=all") == "all"
+    assert blocks("tape+lora", method="theta+tape2+lora", tape={"layers": "all"}) == "all"
+    assert blocks("tape+lora@tape.layers=[2]", method="theta+tape2+lora", tape={"layers": "all"}) == [2]
 
 
 def test_steps_on_a_cpu_are_taken_as_given(smollm2):

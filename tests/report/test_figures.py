@@ -19,7 +19,7 @@ from equitape.report.charts import Line, LinePanel, draw_line, line_figure, log_
 from equitape.report.comparison import findings
 from equitape.report.comparison_plots import in_log_bins, plot_curve, plot_heat_maps, spread_line
 from equitape.report.comparison_tables import runs_table
-from equitape.report.heat_maps import MapPanel, MapStyle, heat_maps
+from equitape.report.heat_maps import MapPanel, MapStyle, fit_lines, heat_maps
 from equitape.report.style import NO_VALUE, series_styles, spread_out
 from equitape.report.summary import Spread, curve_spreads
 from equitape.runs.results import Comparison, Curve, Metric, TaskResult
@@ -126,6 +126,19 @@ def test_cells_without_a_value_are_grey_on_pages_and_in_files():
             pixels = np.rint(255 * imread(io.BytesIO(content))[..., :3]).astype(int).reshape(-1, 3)
             grey = tuple(int(NO_VALUE[start : start + 2], 16) for start in (1, 3, 5))
             assert (pixels == grey).all(axis=1).any() == missing
+
+
+@pytest.mark.parametrize(
+    ("title", "lines"),
+    [
+        ("theta+lora@seed=1", ["theta+lora@seed=1"]),
+        ("theta+tape2+lora@tape.layers=[0,5,10,15,20,25]", ["theta+tape2+lora", "@tape.layers=[0,5,10,", "15,20,25]"]),
+        ("rope, half decay, jumps\nmean 4.00", ["rope, half decay,", "jumps", "mean 4.00"]),
+        ("a-name-without-any-place-to-break", ["a-name-without-any-place-to-break"]),
+    ],
+)
+def test_titles_of_panels_are_broken_where_they_would_overlap(title, lines):
+    assert fit_lines(title, 21).splitlines() == lines
 
 
 def test_bands_reach_from_the_lowest_to_the_highest_seed():

@@ -88,7 +88,8 @@ class ExtendSettings(Settings):
     lora_targets: tuple[Target, ...] = ()
     """Linear layer that LoRA updates. Default: those of adapt."""
     tape: dict[str, Any] | None = None
-    """Option of the TAPE encoding, for example layers=[0,1,2]. Default: those of adapt."""
+    """Option of the TAPE encoding, for example layers=[0,1,2] or layers=all. Default: updates in every fifth block, and
+    else those of adapt."""
     data: tuple[str, ...] = ("shipped:train",)
     """Text to train on: a file, folder, archive or hf:NAME:CONFIG:SPLIT."""
     eval_data: tuple[str, ...] = ("shipped:valid",)

@@ -1,6 +1,7 @@
 """Heat maps: one per panel, on one or several scales."""
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,8 @@ from .style import DIVERGING, NO_VALUE, SEQUENTIAL, Plot, figure_of, file_name, 
 
 MOST_CELL_NUMBERS = 12
 """Maximum columns of a heat map that shows the value of every cell."""
+TITLE_CHARACTERS = 14
+"""Per inch of a panel, in its title."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +135,7 @@ def draw_map(axes: Any, panel: MapPanel, style: MapStyle, norm: Any) -> Any:
         aspect=style.aspect,
         extent=panel.extent,
     )
-    axes.set_title(panel.title, fontsize="small")
+    axes.set_title(fit_lines(panel.title, int(TITLE_CHARACTERS * style.size[0])), fontsize="small")
     axes.tick_params(labelsize="x-small")
     axes.spines[:].set_visible(False)
     for axis, ticks in ((axes.xaxis, panel.column_ticks), (axes.yaxis, panel.row_ticks)):
@@ -148,6 +151,18 @@ def draw_map(axes: Any, panel: MapPanel, style: MapStyle, norm: Any) -> Any:
         for colour, width in (("black", 3.0), ("white", 1.4)):
             axes.axvline(panel.line_before - 0.5, color=colour, linewidth=width)
     return image
+
+
+def fit_lines(text: str, width: int) -> str:
+    """Text in lines of at most so many characters where it can be broken: before @, after commas and spaces."""
+    lines = []
+    for line in text.splitlines():
+        lines.append("")
+        for piece in re.split(r"(?<=[, ])(?=.)|(?=@)", line):
+            if lines[-1] and len((lines[-1] + piece).rstrip()) > width:
+                lines.append("")
+            lines[-1] += piece
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def add_colour_bar(figure: Any, image: Any, axes: Any, style: MapStyle, norm: Any) -> None:
