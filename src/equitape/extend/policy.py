@@ -15,7 +15,7 @@ POLICY: dict[str, Any] = {
     "recall": 0.25,
     "theta_reach": 8,  # times the new context, for NTK's rule
     "query_growth": 0.05,  # where positions are not scaled by YaRN, which makes scores larger itself
-    "tape_blocks": 5,  # TAPE updates in the first block and in every one that is so many after the last
+    "tape_blocks": 5,  # TAPE updates in the first block and in every fifth after it
     "theta_tokens": 10**6,  # a budget below this keeps NTK's rule for the new context itself
 }
 """What is chosen where the settings leave it open. It follows docs/results/extend-smollm2.md and changes with it."""
