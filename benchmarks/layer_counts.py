@@ -23,7 +23,8 @@ from equitape.bench.workloads import MEASURES, Case, Variant, build
 FILE = Path(__file__).with_suffix(".json")
 COUNTED = (
     "rope", "nope", "xpos", "alibi", "fox", "t5", "fire", "cope",
-    "tape", "tape layers=[]", "tape2", "tape2 move=true decay_inside=false", "tape2 carried_frequencies=2",
+    "rope rotate_values=1", "tape", "tape layers=[]", "tape2", "tape2 move=true decay_inside=false",
+    "tape2 carried_frequencies=2", "tape2 rotate_values=0.5",
     "tape-paper",
 )  # fmt: skip
 """Encodings in the table; those with a state update it in this layer, where their options allow."""

@@ -116,14 +116,12 @@ def mixing_matrices(psi: Tensor, mix_in: Tensor, mix_out: Tensor) -> Tensor:
     turn would cost several times the operations and a field of I channels in memory.
     """
 
-    def rank_one(out: Tensor, into: Tensor) -> Tensor:
-        return torch.einsum("gi,ih->igh", out, into)
-
+    # [I, G, 1] and [I, 1, G], with the axis of two: products of these are the rank-one factors [I, G, G]
+    out, into = mix_out.mT[..., None], mix_in[..., None, :]
     if mix_in.dim() == 2:
-        return torch.einsum("bni,igh->bngh", psi, rank_one(mix_out, mix_in))
-    real = rank_one(mix_out[0], mix_in[0]) - rank_one(mix_out[1], mix_in[1])
-    imaginary = rank_one(mix_out[0], mix_in[1]) + rank_one(mix_out[1], mix_in[0])
-    return torch.einsum("bni,cigh->cbngh", psi, torch.stack((real, imaginary)))
+        return torch.einsum("bni,igh->bngh", psi, out * into)
+    (a, b), (c, d) = out, into
+    return torch.einsum("bni,cigh->cbngh", psi, torch.stack((a * c - b * d, a * d + b * c)))
 
 
 def _mix_heads(weight: Tensor, field: Tensor) -> Tensor:
