@@ -43,7 +43,8 @@ def demo(
     console.print(
         "Bits per byte at multiples of the trained length; lower is better. A loss that grows with the length means "
         "that the model cannot read longer text than it was trained on. The learned decay prevents that, in tape2 as "
-        "in RoPE. A model of this size does not show what TAPE's field adds: see REPRODUCTION.md, Beyond the paper.\n"
+        "in RoPE, and rotated values lower the loss of both. A model of this size hardly shows what TAPE's field adds: "
+        "see REPRODUCTION.md, Beyond the paper.\n"
         "One seed and one small model: a demonstration, not evidence. For full experiments, run equitape recipes.",
         highlight=False,
     )
