@@ -8,8 +8,8 @@ added while it runs. A command that fails is run once more, so it should continu
 When the minutes are up, running commands are ended and begin again with the next call. --free waits with a new
 command until the GPU has so many GiB left.
 
-Small runs share a GPU better under CUDA MPS: start `nvidia-cuda-mps-control -d` first. With CUDA_MPS_CLIENT_PRIORITY=1 in
-its environment, this queue only uses what another one leaves.
+Small runs share a GPU better under CUDA MPS: start `nvidia-cuda-mps-control -d` first. With CUDA_MPS_CLIENT_PRIORITY=1
+in its environment, this queue only uses what another one leaves.
 
 OUT/NUMBER.log has what a command printed, OUT/status.json the exit code, tries and seconds of every command.
 """

@@ -115,7 +115,6 @@ def mixing_matrices(psi: Tensor, mix_in: Tensor, mix_out: Tensor) -> Tensor:
     It is formed first, as one small product of psi with the I rank-one factors; applying W_1 and W_2 to the field in
     turn would cost several times the operations and a field of I channels in memory.
     """
-
     # [I, G, 1] and [I, 1, G], with the axis of two: products of these are the rank-one factors [I, G, G]
     out, into = mix_out.mT[..., None], mix_in[..., None, :]
     if mix_in.dim() == 2:
