@@ -59,11 +59,11 @@ def test_demo_trains_and_compares(tmp_path, monkeypatch):
     load, small = recipe.load_recipe, ["task.eval_tokens=2048", "model.num_hidden_layers=1", "train.batch_size=2"]
     monkeypatch.setattr(recipe, "load_recipe", lambda name, overrides: load(name, [*overrides, *small]))
     result = call("demo", "--steps", "2", "--out", tmp_path)
-    for part in ("tape2", "rope, decay", "parameters", "16x", "demonstration"):
+    for part in ("tape2", "rope, decay", "rope, both parts", "parameters", "16x", "demonstration"):
         assert part in result.output
     # every length of every encoding is in the table: a model of two steps knows a little less than the bytes' entropy
     rows = [line for line in result.output.splitlines() if line.startswith("│")]
-    assert [sum(2 < float(cell) < 8.5 for cell in row.split("│")[-4:-1]) for row in rows] == [3, 3, 3]
+    assert [sum(2 < float(cell) < 8.5 for cell in row.split("│")[-4:-1]) for row in rows] == [3, 3, 3, 3]
 
 
 def test_wrong_input_exits_with_2():

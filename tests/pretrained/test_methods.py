@@ -250,8 +250,29 @@ def test_refused_settings(options, message):
 
 
 def test_a_model_without_anything_to_train():
-    with pytest.raises(ValueError, match="No block of this model updates TAPE's field"):
+    with pytest.raises(ValueError, match="No block of this model can update TAPE's field"):
         adapt(make_source(num_hidden_layers=1), "tape")
+
+
+@pytest.mark.parametrize("method", ["tape", "tape2+lora"])
+@pytest.mark.parametrize("decay", ["none", "slopes", "learned", "gate"])
+def test_parts_of_a_rotary_source_stay(method, decay):
+    """Its decay too, which the new weights of TAPE lie next to; and the source itself does not change."""
+    source, tokens = build("rope", {"decay": decay, "decay_heads": 0.5, "rotate_values": 0.5}), draw_tokens(2, 9)
+    before = source(tokens).logits
+    adapted = adapt(source, method)
+    assert gap(adapted(tokens).logits, before) < 1e-6
+    assert gap(source(tokens).logits, before) == 0
+    assert adapted.config.encoding["decay"] == decay
+
+
+def test_more_updating_blocks_keep_the_weights_of_others():
+    source, tokens = build("tape2", {"layers": [1]}), draw_tokens(2, 9)
+    before = source(tokens).logits
+    adapted = adapt(source, "tape2+lora", tape={"layers": "all"})
+    assert len([name for name, _ in adapted.named_parameters() if name.endswith("carry")]) == 2
+    assert gap(adapted(tokens).logits, before) < 1e-6
+    assert gap(source(tokens).logits, before) == 0
 
 
 def test_settings_are_refused_before_weights_are_read(tmp_path):

@@ -5,9 +5,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from cases import draw_tokens, gap
-from equitape import EquitapeForCausalLM, adapt
+from equitape import EquitapeConfig, EquitapeForCausalLM, adapt
 from equitape.data.tokenizers import byte_tokenizer
-from equitape.pretrained.native import save_native
+from equitape.pretrained.native import check_native, save_native
 from families import FAMILIES, make_source
 
 TOKENS = draw_tokens(2, 30)
@@ -115,3 +115,11 @@ def test_dynamic_scaling_and_our_own_models_are_refused(tmp_path):
     again = EquitapeForCausalLM.from_pretrained(tmp_path / "ours")
     with pytest.raises(ValueError, match="no other architecture to write it in"):
         save_native(again, adapt(again, "lora"), None, tmp_path / "native")
+
+
+@pytest.mark.parametrize("part", [{"rotate_values": 1.0}, {"decay": "slopes"}, {"clock": True}])
+def test_parts_of_rope_have_no_place_in_other_architectures(part):
+    source = make_source()
+    config = EquitapeConfig.from_dict({**adapt(source, "lora").config.to_dict(), "encoding": {"kind": "rope", **part}})
+    with pytest.raises(ValueError, match=f"The base's own architecture has no {next(iter(part))}, so it cannot hold"):
+        check_native(source.config, config)

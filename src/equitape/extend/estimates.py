@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from functools import partial
 
+from ..encodings.tape import updating_blocks
 from ..model import EquitapeConfig
 from ..pretrained.settings import AdaptSettings
 from ..scale.costs import ModelCosts
@@ -79,8 +80,9 @@ def count_trained(config: EquitapeConfig, adapt: AdaptSettings, parameters: int)
         sizes = [width + outs.get(target, config.intermediate_size) for target in adapt.lora_targets]
         count += config.num_hidden_layers // config.num_loops * adapt.lora_rank * sum(sizes)
     if adapt.effects.tape:
-        # TAPE's update is small: about two widths per layer and head
-        count += 4 * config.num_hidden_layers * config.hidden_size
+        # TAPE's update is small: about four widths for each key-value head
+        updating = updating_blocks(adapt.tape.get("layers", "all"), config.geometry)
+        count += 4 * len(updating) * config.num_key_value_heads * config.hidden_size
     if adapt.trains("embeddings"):
         count += config.vocab_size * config.hidden_size
     return count

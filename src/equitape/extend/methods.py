@@ -84,7 +84,10 @@ def choose_blocks(config: EquitapeConfig, settings: ExtendSettings) -> tuple[dic
         if not chosen or index >= chosen[-1] + POLICY["tape_blocks"]:
             chosen.append(index)
     if not chosen:
-        return {}, []
+        raise ValueError(
+            "No block of this base can update TAPE's field: the last block never does, nor do layers with an encoding "
+            "of their own. Use a method without TAPE, such as theta+lora."
+        )
     reason = (
         "In six of SmolLM2-135M's thirty blocks TAPE 2 read and found as much as in all (one seed), with a fifth of "
         "what it adds to weights, cache and work; --tape layers=all updates in all."

@@ -35,7 +35,7 @@ MOST_TOKENS = 128
 TWIN = "not equivariant"
 UNSUPPORTED_BY_TWIN = (
     "scaling", "init", "layers", "source", "normalize", "complex_mixing", "decay", "clock", "move",
-    "carried_frequencies",
+    "carried_frequencies", "rotate_values",
 )  # fmt: skip
 """Options of TAPE that TensorTape does not have, or not in the same form."""
 

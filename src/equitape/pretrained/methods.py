@@ -13,8 +13,6 @@ from .settings import AdaptSettings
 
 GROUPS_OF_LONGLORA = 4
 """Number of shifted sparse attention groups per context, as in the paper."""
-WITHOUT_DECAY = {"tape2": {"decay": "none"}}
-"""Options with which a kind of TAPE starts as RoPE where its defaults do not."""
 THETA_GROWTH = 100.0
 """Factor by which "theta" raises the rotary base: 1e4 to 1e6, as TAPE's paper did for twice the context."""
 
@@ -55,8 +53,8 @@ def change_encoding(source: EquitapeConfig, settings: AdaptSettings) -> dict[str
             f"needs 'rope', 'tape' or 'tape2'."
         )
     if effects.tape:
-        new = WITHOUT_DECAY.get(effects.tape, {}) if encoding["kind"] == "rope" else {}
-        encoding = {**encoding, "kind": effects.tape, **new, **settings.tape}
+        # decay, clock and rotated values stay the source's: with the defaults of tape2, outputs would change
+        encoding = {**encoding, "kind": effects.tape, **settings.tape}
     if settings.theta is not None or effects.raises_theta:
         encoding["theta"] = settings.theta or encoding["theta"] * THETA_GROWTH
     if settings.scaling is not None:
@@ -103,8 +101,8 @@ def set_training(model: EquitapeForCausalLM, settings: AdaptSettings) -> None:
         )
     if effects.tape and not any(is_encoding(name) for name, _ in trained_parameters(model)):
         raise ValueError(
-            "No block of this model updates TAPE's field, so there is nothing to train; use one with at least two "
-            "layers."
+            "No block of this model can update TAPE's field, so there is nothing to train: the last block never does, "
+            "nor do layers with an encoding of their own. Use a method without TAPE."
         )
 
 

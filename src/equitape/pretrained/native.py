@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, PreTrainedModel
 
+from ..encodings.rope import RoPEOptions
 from ..model import EquitapeConfig
 from ..runs.files import files_in
 from .adapting import AdaptedForCausalLM, save_tokenizer
@@ -34,6 +35,13 @@ def check_native(source: Any, config: EquitapeConfig) -> None:
         raise ValueError(
             f"The base's own architecture has no {kind!r}, so it cannot hold this model; save it as a model of this "
             f"package, or use a method that only trains weights and changes theta."
+        )
+    plain = {**RoPEOptions().to_dict(), "theta": config.encoding["theta"], "scaling": config.encoding["scaling"]}
+    parts = [name for name, value in plain.items() if config.encoding[name] != value]
+    if parts:
+        raise ValueError(
+            f"The base's own architecture has no {' and no '.join(parts)}, so it cannot hold this model; save it as a "
+            f"model of this package."
         )
     if growth != base.query_growth:
         raise ValueError(

@@ -295,10 +295,27 @@ def _make_missing(model: EquitapeForCausalLM, seed: int) -> None:
                 raise ValueError(f"The source has no weight {name!r}; check that its files are complete.")
             for leaf in missing:
                 module._parameters[leaf] = nn.Parameter(torch.empty(getattr(module, leaf).shape))
-            model._init_weights(module)
+            with _kept_weights(module, missing):
+                model._init_weights(module)
             for leaf in missing:
                 parameter = getattr(module, leaf)
                 parameter.data = parameter.data.to(device=first.device, dtype=first.dtype)
+
+
+@contextmanager
+def _kept_weights(module: nn.Module, missing: list[str]) -> Iterator[None]:
+    """Keep weights that the source has: initialising a module also reaches its other weights and its parts."""
+    kept = [
+        (part, leaf, parameter)
+        for part in module.modules()
+        for leaf, parameter in part._parameters.items()
+        if parameter is not None and not parameter.is_meta and not (part is module and leaf in missing)
+    ]
+    for part, leaf, parameter in kept:
+        part._parameters[leaf] = nn.Parameter(torch.empty(parameter.shape))
+    yield
+    for part, leaf, parameter in kept:
+        part._parameters[leaf] = parameter
 
 
 def fingerprint(source: nn.Module, config: EquitapeConfig) -> dict[str, Any]:

@@ -6,7 +6,7 @@ Letters in formulas: C hidden size, I inner size of the feed-forward layer, V vo
 heads, D head dimension, b bytes per number.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -57,7 +57,7 @@ class Block:
     moves: bool
     """Whether the field also moves."""
     rotated_values: int
-    """Key-value heads whose values a trained field rotates."""
+    """Key-value heads whose values a trained field rotates: one with a clock, or after an update."""
     rotates: bool
     calls: int
     """Attention calls on CUDA: two where they train faster than one with a wide value."""
@@ -93,16 +93,23 @@ class ModelCosts:
             layers = [encoding.layer(index) for index, encoding in enumerate(self._encodings)]
         self.encoding_parameters = sum(each.numel() for each in self.encoding.parameters())
         self.loops = config.num_loops
-        first = next((index for index, layer in enumerate(layers) if layer.updates_state), len(layers))
-        self.layers = [self._block(index, layer, after_update=index > first) for index, layer in enumerate(layers)]
+        self._first_update = next((at for at, layer in enumerate(layers) if layer.updates_state), len(layers))
+        unrotated = config.unrotated_layers or ()
+        # key-value heads whose values an updated field rotates
+        self._value_heads = [
+            layer.value_heads if self._encodings[at] is self.encoding and at not in unrotated else 0
+            for at, layer in enumerate(layers)
+        ]
+        self.layers = [self._block(index, layer) for index, layer in enumerate(layers)]
 
-    def _block(self, index: int, layer: LayerEncoding, after_update: bool) -> Block:
+    def _block(self, index: int, layer: LayerEncoding) -> Block:
         config, parameters, encoding = self.config, dict(layer.named_parameters()), self._encodings[index]
         carried, experts = encoding.value_columns[index], self._experts(index)
         operations = self._encoding_operations(parameters, encoding.carried_columns[index] or self.head_dim)
         # a value that makes room for the state has narrower projections
         narrower = self.width * layer.value_room * (self.heads + self.groups)
         extra = self._extra(index) - narrower - self.groups * layer.value_room * config.attention_bias
+        clock = getattr(self.encoding, "has_clock", False)
         inner, scored = (experts.used * experts.inner, experts.total) if experts else (self.inner, 0)
         return Block(
             key_width=self.head_dim + encoding.key_columns[index],
@@ -114,7 +121,7 @@ class ModelCosts:
             gates=parameters["gate.weight"].shape[0] if "gate.weight" in parameters else 0,
             updates=bool(encoding.has_field and operations),
             moves=hasattr(layer, "move_gain"),
-            rotated_values=layer.value_heads if after_update else 0,
+            rotated_values=self._value_heads[index] if index > self._first_update or clock else 0,
             calls=2 if carried and self.head_dim >= SPLIT_HEAD_DIM else 1,
             rotates=type(layer).rotate is not LayerEncoding.rotate,
             window=config.sliding_window if config.layer_types[index] == "sliding_attention" else None,
@@ -174,7 +181,13 @@ class ModelCosts:
     @cached_property
     def blocks(self) -> list[Block]:
         """All applications of blocks, in order."""
-        return self.layers * self.loops
+        again = self.layers
+        if self._first_update < len(self.layers):
+            # from the second loop on, all of them are after an update
+            again = [
+                replace(layer, rotated_values=heads) for layer, heads in zip(again, self._value_heads, strict=True)
+            ]
+        return self.layers + again * (self.loops - 1)
 
     @cached_property
     def embedding_parameters(self) -> int:
