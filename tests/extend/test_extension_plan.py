@@ -168,11 +168,15 @@ def test_tape_updates_in_every_fifth_block(smollm2):
     def with_blocks(count, **more):
         return EquitapeConfig.from_dict({**smollm2.to_dict(), "num_hidden_layers": count, **more})
 
-    found = {count: blocks_of(with_blocks(count))[0] for count in (1, 2, 5, 6, 7, 11, 12)}
-    assert found == {1: None, 2: [0], 5: [0], 6: [0], 7: [0, 5], 11: [0, 5], 12: [0, 5, 10]}
+    found = {count: blocks_of(with_blocks(count))[0] for count in (2, 5, 6, 7, 11, 12)}
+    assert found == {2: [0], 5: [0], 6: [0], 7: [0, 5], 11: [0, 5], 12: [0, 5, 10]}
     # as in Gemma 3: blocks with a window have positions of their own
     local = {"sliding_window": 512, "sliding_layers": [0, 1, 2, 3, 4, 6, 7, 8, 9, 10], "local_encoding": "rope"}
     assert blocks_of(with_blocks(13, **local))[0] == [5, 11]
+    alone = {"sliding_window": 512, "sliding_layers": [0, 1, 2, 3, 4], "local_encoding": "rope"}
+    for config in (with_blocks(1), with_blocks(6, **alone)):
+        with pytest.raises(ValueError, match="No block of this base can update TAPE's field"):
+            blocks_of(config)
     # trained updates stay where they are
     assert blocks_of(with_blocks(30, encoding={"kind": "tape", "layers": [3, 4]}), "tape+lora")[0] is None
 
