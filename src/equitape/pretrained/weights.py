@@ -313,9 +313,11 @@ def _kept_weights(module: nn.Module, missing: list[str]) -> Iterator[None]:
     ]
     for part, leaf, parameter in kept:
         part._parameters[leaf] = nn.Parameter(torch.empty(parameter.shape))
-    yield
-    for part, leaf, parameter in kept:
-        part._parameters[leaf] = parameter
+    try:
+        yield
+    finally:
+        for part, leaf, parameter in kept:
+            part._parameters[leaf] = parameter
 
 
 def fingerprint(source: nn.Module, config: EquitapeConfig) -> dict[str, Any]:
