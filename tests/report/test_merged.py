@@ -10,6 +10,7 @@ import pytest
 from made_up import make_results, make_run
 
 from command_line import call, invoke
+from equitape.report.comparison import write_report
 from equitape.report.merged import merge, read_source, write_merged
 from equitape.runs.results import Comparison
 
@@ -67,7 +68,7 @@ def test_seeds_of_an_encoding_are_joined(tmp_path):
 def test_other_training_is_separated_and_reported():
     recipe = {**make_results()["recipe"], "train": {"steps": 100, "log_every": 5}}
     longer = {**recipe, "train": {"steps": 200, "log_every": 50}}
-    merged, remarks, alike = merge(
+    merged, alike = merge(
         {
             "short": comparison([make_run("tape", 0, 1.0)], recipe=recipe),
             "long": comparison([make_run("tape", 0, 1.0)], recipe=longer),
@@ -75,13 +76,13 @@ def test_other_training_is_separated_and_reported():
     )
     assert not alike
     assert [run.label for run in merged.runs] == ["tape (short)", "tape (long)"]
-    assert remarks[1] == "Caution: short and long were trained differently: train.steps 100 and 200."
+    assert merged.remarks[1] == "Caution: short and long were trained differently: train.steps 100 and 200."
 
 
 def test_a_label_with_other_options_is_kept_apart():
     changed = make_run("tape", 1, 1.0)
     changed["encoding"]["normalize"] = True
-    merged, _, alike = merge({"a": comparison([make_run("tape", 0, 1.0)]), "b": comparison([changed])})
+    merged, alike = merge({"a": comparison([make_run("tape", 0, 1.0)]), "b": comparison([changed])})
     assert alike
     assert [(run.label, run.seed) for run in merged.runs] == [("tape", 0), ("tape (b)", 1)]
 
@@ -94,7 +95,7 @@ def test_a_label_with_other_jumps_is_kept_apart():
         "jumping": comparison([make_run("tape", 1, 1.0)], recipe=jumping),
         "again": comparison([make_run("tape", 2, 1.0)], recipe=jumping),
     }
-    merged, _, _ = merge(sources)
+    merged, _ = merge(sources)
     labels = [(run.label, run.seed) for run in merged.runs]
     assert labels == [("tape", 0), ("tape (jumping)", 1), ("tape (again)", 2)]
 
@@ -112,7 +113,7 @@ def test_runs_that_started_or_jumped_otherwise_are_kept_apart(one, other):
         name: comparison([make_run("tape", seed, 1.0)], recipe={**recipe, "encodings": [given]})
         for seed, (name, given) in enumerate({"a": one, "b": other, "c": one}.items())
     }
-    merged, _, _ = merge(sources)
+    merged, _ = merge(sources)
     assert [(run.label, run.seed) for run in merged.runs] == [("tape", 0), ("tape", 2), ("tape (b)", 1)]
 
 
@@ -126,9 +127,24 @@ def test_runs_on_other_data_are_refused(tmp_path):
 
 def test_a_seed_in_two_folders_is_taken_once():
     failed, done = make_run("tape", 0, 1.0, "failed", "no"), make_run("tape", 0, 1.4)
-    merged, remarks, _ = merge({"a": comparison([failed]), "b": comparison([done]), "c": comparison([done])})
+    merged, _ = merge({"a": comparison([failed]), "b": comparison([done]), "c": comparison([done])})
     assert [run.status for run in merged.runs] == ["done"]
-    assert remarks[1:] == ["tape, seed 0 is in several folders; showing the first."]
+    assert merged.remarks[1:] == ["tape, seed 0 is in several folders; showing the first."]
+
+
+def test_remarks_about_runs_are_kept_and_shown(tmp_path):
+    remarks = ["Runs of Monday shared the GPU.", "Runs of Tuesday had it alone."]
+    # the last has the remark of the first
+    merged, _ = merge(
+        {
+            name: comparison([make_run("tape", number, 1.0)], remarks=[remarks[number % 2]])
+            for number, name in enumerate("abc")
+        }
+    )
+    assert merged.remarks == [*remarks, "Merged from a, b, c."]
+    write_report(Comparison.from_dict(merged.to_dict()), tmp_path)
+    text = (tmp_path / "report.md").read_text()
+    assert all(f"- {remark}\n" in text for remark in merged.remarks)
 
 
 def test_single_runs_and_old_files(tmp_path):

@@ -1,5 +1,6 @@
 """Ids that jump ahead while training."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -38,6 +39,17 @@ def test_an_example_has_its_jumps_whatever_the_batch():
     for number in (0, 7, 399):
         assert torch.equal(draw_jumps(settings, 5, 0, [number], TOKENS[number : number + 1])[0], together[number])
     assert not torch.equal(draw_jumps(settings, 6, 0, NUMBERS, TOKENS), together)
+
+
+def test_an_example_draws_from_a_generator_of_its_own():
+    jumps = draw_jumps(Jumps(rate=0.3, size=1.0, stretch=4), 5, 60, [3, 8, 3], TOKENS[:3])
+    for number, found in zip([3, 8, 3], jumps, strict=True):
+        random = np.random.Generator(np.random.Philox(key=[5, number]))
+        step = random.integers(4)
+        falls, sizes = random.random((2, 60))[:, :50]
+        expected = np.where(falls < 0.3, np.floor(sizes * 60 + 1), 0)
+        expected[1:] += step
+        assert found.tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("more", [{}, {"shape": "log"}, {"total": 0.5}, {"after": [10, 12]}])

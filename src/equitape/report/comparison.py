@@ -26,13 +26,13 @@ def write_report(results: Comparison | dict[str, Any], out_dir: Path) -> None:
     """
     comparison = Comparison.from_dict(results) if isinstance(results, dict) else results
     summary = summarise(comparison)
-    write_comparison(summary, out_dir, [(RECIPE, recipe_text(comparison.recipe))], [])
+    write_comparison(summary, out_dir, [(RECIPE, recipe_text(comparison.recipe))])
 
 
-def write_comparison(summary: Summary, out_dir: Path, recipes: list[tuple[str, str]], remarks: list[str]) -> None:
+def write_comparison(summary: Summary, out_dir: Path, recipes: list[tuple[str, str]]) -> None:
     """Write the pages of a comparison.
 
-    recipes: (heading, YAML) of its sources. remarks: sentences to show after the findings.
+    recipes: (heading, YAML) of its sources.
     """
     results = summary.results
     plots, tables = all_plots(summary), score_tables(summary)
@@ -42,7 +42,7 @@ def write_comparison(summary: Summary, out_dir: Path, recipes: list[tuple[str, s
         "task": results.task,
         "idea": task_idea(results),
         "description": results.recipe.get("description") or "",
-        "findings": [*findings(summary), *remarks],
+        "findings": [*findings(summary), *results.remarks],
         "headline_table": tables[0],
         "tables": tables[1:],
         "rules": BEST_RULE,

@@ -104,20 +104,20 @@ def read_run(folder: Path) -> Comparison:
 
 def write_merged_comparison(sources: dict[str, Comparison], out: Path) -> list[str]:
     """Pages, CSV and LaTeX of several comparisons."""
-    merged, remarks, alike = merge(sources)
+    merged, alike = merge(sources)
     summary = replace(summarise(merged), alike=alike)
     recipes = [
         (RECIPE if len(sources) == 1 else f"{RECIPE}: {name}", recipe_text(one.recipe)) for name, one in sources.items()
     ]
-    write_comparison(summary, out, recipes, remarks)
+    write_comparison(summary, out, recipes)
     write_text(out / "report.csv", figures_csv(summary))
     write_text(out / "runs.csv", runs_csv(summary))
     write_text(out / "report.tex", comparison_latex(summary))
     return list(FILES)
 
 
-def merge(sources: dict[str, Comparison]) -> tuple[Comparison, list[str], bool]:
-    """One comparison of all runs, remarks on merging, and whether all recipes agree.
+def merge(sources: dict[str, Comparison]) -> tuple[Comparison, bool]:
+    """One comparison of all runs, with remarks on merging, and whether all recipes agree.
 
     Seeds of one encoding are joined if the recipes agree in everything that affects results; otherwise, labels get the
     name of their folder. A seed in several folders is taken from the first that finished it.
@@ -158,9 +158,10 @@ def merge(sources: dict[str, Comparison]) -> tuple[Comparison, list[str], bool]:
         claims={label: values for one in reversed(sources.values()) for label, values in one.claims.items()},
         claims_source=next((one.claims_source for one in sources.values() if one.claims_source), None),
         environment=join_environments([run.environment for run in ordered if run.environment]),
+        remarks=[*dict.fromkeys(text for one in sources.values() for text in one.remarks), *remarks],
         runs=ordered,
     )
-    return merged, remarks, alike
+    return merged, alike
 
 
 def find_training(recipe: dict[str, Any], label: str) -> tuple[Any, Any]:

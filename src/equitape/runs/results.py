@@ -238,6 +238,8 @@ class Comparison(Stored):
     """Source of the claims, in one line."""
     environment: dict[str, str] = field(default_factory=dict)
     """Environment of the runs below, as text; values joined by commas if runs differ."""
+    remarks: list[str] = field(default_factory=list)
+    """Sentences about the runs, for the reader."""
     runs: list[RunResult]
     """In recipe order: encodings outside, seeds inside."""
 

@@ -42,22 +42,35 @@ def draw_jumps(settings: Jumps, seed: int, row_length: int, numbers: Sequence[in
 
     row_length: tokens of the longest example, which may be longer than this batch; 0 if all batches have T tokens.
     """
-    count, num_tokens = tokens.shape
+    num_tokens = tokens.shape[1]
     row_length = max(row_length, num_tokens)
     largest = settings.largest(row_length)
-    jumps = np.zeros((count, num_tokens), dtype=np.int64)
-    for row, number in enumerate(numbers):
-        random = np.random.Generator(np.random.Philox(key=[seed, number]))
-        step = random.integers(settings.stretch)
-        falls, sizes = random.random((2, row_length))[:, :num_tokens]
-        drawn = np.floor(largest**sizes if settings.shape == "log" else sizes * largest + 1).astype(np.int64)
-        jumps[row] = np.where(falls < settings.rate, np.minimum(drawn, largest), 0)
-        if settings.after:
-            follows = np.zeros(num_tokens, dtype=bool)
-            follows[1:] = np.isin(tokens[row, :-1].numpy(), settings.after)
-            jumps[row] *= follows
-        if settings.total is not None:
-            reached = np.minimum(np.cumsum(jumps[row]), math.floor(settings.total * row_length))
-            jumps[row] = np.diff(reached, prepend=0)
-        jumps[row, 1:] += step
+    strides, uniform = _draw(seed, numbers, settings.stretch, row_length)
+    falls, sizes = uniform[:, 0, :num_tokens], uniform[:, 1, :num_tokens]
+    drawn = np.floor(largest**sizes if settings.shape == "log" else sizes * largest + 1).astype(np.int64)
+    jumps = np.where(falls < settings.rate, np.minimum(drawn, largest), 0)
+    if settings.after:
+        follows = np.zeros(tokens.shape, dtype=bool)
+        follows[:, 1:] = np.isin(tokens[:, :-1].numpy(), settings.after)
+        jumps *= follows
+    if settings.total is not None:
+        reached = np.minimum(np.cumsum(jumps, axis=1), math.floor(settings.total * row_length))
+        jumps = np.diff(reached, axis=1, prepend=0)
+    jumps[:, 1:] += strides[:, None]
     return torch.from_numpy(jumps)
+
+
+def _draw(seed: int, numbers: Sequence[int], stretch: int, row_length: int) -> tuple[np.ndarray, np.ndarray]:
+    """What an example's jumps are made of: its stride less one [n], and uniform numbers [n, 2, T]."""
+    strides = np.zeros(len(numbers), dtype=np.int64)
+    uniform = np.empty((len(numbers), 2, row_length))
+    generator = np.random.Philox(key=[seed, 0])
+    random, start = np.random.Generator(generator), generator.state
+    for row, number in enumerate(numbers):
+        # a new generator with this key would take most of the time
+        start["state"]["key"][1] = number
+        generator.state = start
+        if stretch > 1:
+            strides[row] = random.integers(stretch)
+        random.random(out=uniform[row])
+    return strides, uniform
