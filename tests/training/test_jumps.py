@@ -52,7 +52,7 @@ def test_an_example_draws_from_a_generator_of_its_own():
         assert found.tolist() == expected.tolist()
 
 
-@pytest.mark.parametrize("more", [{}, {"shape": "log"}, {"total": 0.5}, {"after": [10, 12]}])
+@pytest.mark.parametrize("more", [{}, {"shape": "log"}, {"total": 0.5}, {"after": [10, 12]}, {"restart": [10, 12]}])
 def test_jumps_do_not_depend_on_how_a_batch_is_padded(more, tmp_path):
     """Rows of addition have many lengths, and a micro-batch is padded to its longest."""
     losses_of = {}
@@ -67,6 +67,20 @@ def test_jumps_only_after_given_tokens():
     allowed = torch.zeros_like(TOKENS, dtype=torch.bool)
     allowed[:, 1:] = (TOKENS[:, :-1] == 3) | (TOKENS[:, :-1] == 4)
     assert torch.equal(jumps > 0, allowed)
+
+
+def test_jumps_restart_at_given_tokens():
+    """a b c + a b c d = a b: each number is spread alike, and apart from the one before it by a size of its own."""
+    plus, equals, digit = 10, 12, 1
+    row = [digit] * 3 + [plus] + [digit] * 4 + [equals] + [digit] * 2
+    settings = Jumps(rate=0.5, size=5.0, restart=(plus, equals))
+    jumps = draw_jumps(settings, 0, 0, range(200), torch.tensor([row] * 200))
+    first, second, third = jumps[:, :3], jumps[:, 4:8], jumps[:, 9:]
+    assert torch.equal(first, second[:, :3])
+    assert torch.equal(first[:, :2], third)
+    assert (first > 0).double().mean().item() == pytest.approx(0.5, abs=0.07)
+    assert (jumps[:, [3, 8]] > 0).all()
+    assert (jumps[:, 3] != jumps[:, 8]).double().mean() > 0.9
 
 
 def test_the_jumps_of_a_row_have_a_limit_together():

@@ -46,9 +46,18 @@ def draw_jumps(settings: Jumps, seed: int, row_length: int, numbers: Sequence[in
     row_length = max(row_length, num_tokens)
     largest = settings.largest(row_length)
     strides, uniform = _draw(seed, numbers, settings.stretch, row_length)
-    falls, sizes = uniform[:, 0, :num_tokens], uniform[:, 1, :num_tokens]
+    falls, sizes = uniform[:, 0], uniform[:, 1]
     drawn = np.floor(largest**sizes if settings.shape == "log" else sizes * largest + 1).astype(np.int64)
-    jumps = np.where(falls < settings.rate, np.minimum(drawn, largest), 0)
+    drawn = np.minimum(drawn, largest)
+    jumps = np.where(falls < settings.rate, drawn, 0)
+    if settings.restart:
+        marks = np.isin(tokens.numpy(), settings.restart)
+        here = np.arange(num_tokens)
+        # tokens since the last mark; the row begins as if one stood before it
+        place = here - np.maximum.accumulate(np.where(marks, here, -1), axis=1)
+        alike = np.take_along_axis(jumps, np.minimum(place, row_length - 1), axis=1)
+        jumps = np.where(marks, drawn[:, :num_tokens], alike)
+    jumps = jumps[:, :num_tokens]
     if settings.after:
         follows = np.zeros(tokens.shape, dtype=bool)
         follows[:, 1:] = np.isin(tokens[:, :-1].numpy(), settings.after)

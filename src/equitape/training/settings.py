@@ -31,6 +31,9 @@ class Jumps(Settings):
     """Ids of a row grow by a stride drawn from 1 to this, instead of by 1."""
     after: tuple[Annotated[int, Ge(0)], ...] = ()
     """Token ids, for example [10, 12], after which jumps may occur. Default: after any token."""
+    restart: tuple[Annotated[int, Ge(0)], ...] = ()
+    """Token ids, for example of separators, at which the row's jumps begin again: the n-th tokens after each of them,
+    and the n-th token of the row, jump alike. The separators always jump. Default: none."""
     total: Annotated[float, Gt(0)] | None = None
     """Largest sum of the jumps of a row, in multiples of the length of the longest. Default: no limit."""
 
