@@ -24,6 +24,7 @@ SHAPES = {
     "odd frequencies": (1, 3, 3, 5, 22),
     "wide": (1, 2, 1, 3, 256),
     "many tokens": (1, 2, 2, 300, 32),
+    "three times as many": (1, 4, 2, 9, 36),
 }
 
 
@@ -120,7 +121,9 @@ def test_operator_is_a_proper_one(device):
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("heads", [1, 2])
-@pytest.mark.parametrize(("shape", "count"), [("grouped", 2), ("grouped", 4), ("many tokens", 8)])
+@pytest.mark.parametrize(
+    ("shape", "count"), [("grouped", 2), ("grouped", 4), ("many tokens", 8), ("three times as many", 6)]
+)
 def test_changed_frequencies_get_the_gradient(shape, count, heads, device):
     """Those of the whole field, from a start that all heads and rows share or not, and changed numbers between others."""
     grad_query, grad_key, query, key, field = (each.float().to(device) for each in draw(SHAPES[shape]))
@@ -182,6 +185,7 @@ def test_replaced_frequencies_get_no_gradient(device):
         ("odd frequencies", 0, torch.bfloat16),
         ("many tokens", 0, torch.bfloat16),
         ("many tokens", 4, torch.float32),
+        ("three times as many", 6, torch.float32),
     ],
 )
 def test_fused_rotation_with_columns_by_the_twice_rule(shape, count, inside, dtype, device):

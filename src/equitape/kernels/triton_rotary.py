@@ -30,6 +30,13 @@ def load_complex(pointer, strides, sequence, head, token, frequency, exists, M: 
 
 
 @triton.jit
+def load_kept(pointer, strides, sequence, head, token, frequency, exists, kept, M: tl.constexpr):
+    """load_complex, with zeros where not kept. A mask that ends inside a row would split its loads into small ones."""
+    real, imaginary = load_complex(pointer, strides, sequence, head, token, frequency, exists, M)
+    return tl.where(kept, real, 0.0), tl.where(kept, imaginary, 0.0)
+
+
+@triton.jit
 def store_complex(
     pointer, strides, sequence, head, token, frequency, exists, real, imaginary, M: tl.constexpr
 ):  # fmt: skip
@@ -41,23 +48,48 @@ def store_complex(
 
 
 @triton.jit
+def load_field(
+    field, field_strides, changed, changed_strides, sequence, group, token, frequency, exists, tokens,
+    M: tl.constexpr, STEP: tl.constexpr, PADDED_CHANGED: tl.constexpr,
+):  # fmt: skip
+    """The field of one head, [T, M]. STEP: 1, or every STEP-th frequency is in `changed`."""
+    real, imaginary = load_complex(field, field_strides, sequence, group, token, frequency, exists, M)
+    if STEP > 1:
+        # whole rows of `changed`, spread afterwards: loads of single numbers take most of the time
+        slot = tl.arange(0, PADDED_CHANGED)
+        there = (token < tokens)[:, None] & (slot < M // STEP)[None, :]
+        new_real, new_imaginary = load_complex(changed, changed_strides, sequence, group, token, slot, there, M // STEP)
+        source = tl.broadcast_to(tl.minimum(frequency // STEP, PADDED_CHANGED - 1)[None, :], exists.shape)
+        written = (frequency % STEP == 0)[None, :]
+        real = tl.where(written, tl.gather(new_real, source, 1), real)
+        imaginary = tl.where(written, tl.gather(new_imaginary, source, 1), imaginary)
+    return real, imaginary
+
+
+@triton.jit
 def rotate_head(
-    result, result_strides, x, x_strides, columns, column_strides, sequence, head, token, frequency, exists,
+    result, result_strides, x, x_strides, columns, column_strides, sequence, head, token, frequency, exists, tokens,
     z_real, z_imaginary, M: tl.constexpr, KEPT: tl.constexpr, COLUMNS: tl.constexpr, PADDED_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """z x for one head, with its columns: from frequency KEPT on in both halves, or behind them if KEPT is M."""
     x_real, x_imaginary = load_complex(x, x_strides, sequence, head, token, frequency, exists, M)
     real = z_real * x_real - z_imaginary * x_imaginary
     imaginary = z_real * x_imaginary + z_imaginary * x_real
+    start = columns
+    if COLUMNS > 0:
+        start = columns + sequence * column_strides[0] + head * column_strides[1]
     if KEPT < M:
-        replaced = exists & (frequency >= KEPT)[None, :]
-        one, two = load_complex(columns, column_strides, sequence, head, token, frequency - KEPT, replaced, M - KEPT)
-        real, imaginary = tl.where(replaced, one, real), tl.where(replaced, two, imaginary)
+        # one number per token and column: a tile of all frequencies would load each of its numbers by itself
+        for index in tl.static_range(M - KEPT):
+            replaced = (frequency == KEPT + index)[None, :]
+            at = start + token * column_strides[2] + index
+            one = tl.load(at, mask=token < tokens, other=0.0).to(tl.float32)
+            two = tl.load(at + (M - KEPT), mask=token < tokens, other=0.0).to(tl.float32)
+            real, imaginary = tl.where(replaced, one[:, None], real), tl.where(replaced, two[:, None], imaginary)
     store_complex(result, result_strides, sequence, head, token, frequency, exists, real, imaginary, M)
     if (KEPT == M) & (COLUMNS > 0):
         column = tl.arange(0, PADDED_COLUMNS)
-        there = (tl.sum(exists.to(tl.int32), axis=1) > 0)[:, None] & (column < COLUMNS)[None, :]
-        start = columns + sequence * column_strides[0] + head * column_strides[1]
+        there = (token < tokens)[:, None] & (column < COLUMNS)[None, :]
         found = tl.load(start + token[:, None] * column_strides[2] + column[None, :], mask=there, other=0.0)
         start = result + sequence * result_strides[0] + head * result_strides[1] + 2 * M
         at = start + token[:, None] * result_strides[2] + column[None, :]
@@ -99,6 +131,7 @@ def rotary_kernel(
     PADDED_M: tl.constexpr,
     KEPT: tl.constexpr,
     STEP: tl.constexpr,
+    PADDED_CHANGED: tl.constexpr,
     WIDTH: tl.constexpr,
     COLUMNS: tl.constexpr,
     PADDED_COLUMNS: tl.constexpr,
@@ -121,21 +154,19 @@ def rotary_kernel(
     sequence = tl.program_id(2).to(tl.int64)
     frequency = tl.arange(0, PADDED_M)
     exists = (token < tokens)[:, None] & (frequency < M)[None, :]
-    z_real, z_imaginary = load_complex(field, field_strides, sequence, group, token, frequency, exists, M)
-    if STEP > 1:
-        written = exists & (frequency % STEP == 0)[None, :]
-        new_real, new_imaginary = load_complex(
-            changed, changed_strides, sequence, group, token, frequency // STEP, written, M // STEP
-        )
-        z_real, z_imaginary = tl.where(written, new_real, z_real), tl.where(written, new_imaginary, z_imaginary)
+    z_real, z_imaginary = load_field(
+        field, field_strides, changed, changed_strides, sequence, group, token, frequency, exists, tokens,
+        M, STEP, PADDED_CHANGED,
+    )  # fmt: skip
     rotate_head(
         rotated_key, rotated_key_strides, key, key_strides, of_key, of_key_strides, sequence, group, token, frequency,
-        exists, z_real, z_imaginary, M, KEPT, COLUMNS, PADDED_COLUMNS,
+        exists, tokens, z_real, z_imaginary, M, KEPT, COLUMNS, PADDED_COLUMNS,
     )  # fmt: skip
     for index in tl.static_range(RATIO):
         rotate_head(
             rotated_query, rotated_query_strides, query, query_strides, of_query, of_query_strides, sequence,
-            group * RATIO + index, token, frequency, exists, z_real, z_imaginary, M, KEPT, COLUMNS, PADDED_COLUMNS,
+            group * RATIO + index, token, frequency, exists, tokens, z_real, z_imaginary, M, KEPT, COLUMNS,
+            PADDED_COLUMNS,
         )  # fmt: skip
 
 
@@ -175,6 +206,7 @@ def rotary_backward_kernel(
     PADDED_M: tl.constexpr,
     KEPT: tl.constexpr,
     STEP: tl.constexpr,
+    PADDED_CHANGED: tl.constexpr,
     T: tl.constexpr,
 ):
     """dx = conj(z) dy for every head; dz = z / |z|^2 times the sum over heads of conj(y) dy, where y = z x.
@@ -197,18 +229,14 @@ def rotary_backward_kernel(
     sequence = tl.program_id(2).to(tl.int64)
     frequency = tl.arange(0, PADDED_M)
     exists = (token < tokens)[:, None] & (frequency < M)[None, :]
-    kept = exists & (frequency < KEPT)[None, :]
+    kept = (frequency < KEPT)[None, :]
 
-    z_real, z_imaginary = load_complex(field, field_strides, sequence, group, token, frequency, exists, M)
-    written = exists
-    if STEP > 1:
-        written = exists & (frequency % STEP == 0)[None, :]
-        new_real, new_imaginary = load_complex(
-            changed, changed_strides, sequence, group, token, frequency // STEP, written, M // STEP
-        )
-        z_real, z_imaginary = tl.where(written, new_real, z_real), tl.where(written, new_imaginary, z_imaginary)
+    z_real, z_imaginary = load_field(
+        field, field_strides, changed, changed_strides, sequence, group, token, frequency, exists, tokens,
+        M, STEP, PADDED_CHANGED,
+    )  # fmt: skip
     y_real, y_imaginary = load_complex(key, key_strides, sequence, group, token, frequency, exists, M)
-    g_real, g_imaginary = load_complex(grad_key, grad_key_strides, sequence, group, token, frequency, kept, M)
+    g_real, g_imaginary = load_kept(grad_key, grad_key_strides, sequence, group, token, frequency, exists, kept, M)
     store_complex(
         grad_key_in, grad_key_in_strides, sequence, group, token, frequency, exists,
         z_real * g_real + z_imaginary * g_imaginary, z_real * g_imaginary - z_imaginary * g_real, M,
@@ -218,7 +246,9 @@ def rotary_backward_kernel(
     for index in tl.static_range(RATIO):
         head = group * RATIO + index
         y_real, y_imaginary = load_complex(query, query_strides, sequence, head, token, frequency, exists, M)
-        g_real, g_imaginary = load_complex(grad_query, grad_query_strides, sequence, head, token, frequency, kept, M)
+        g_real, g_imaginary = load_kept(
+            grad_query, grad_query_strides, sequence, head, token, frequency, exists, kept, M
+        )
         store_complex(
             grad_query_in, grad_query_in_strides, sequence, head, token, frequency, exists,
             z_real * g_real + z_imaginary * g_imaginary, z_real * g_imaginary - z_imaginary * g_real, M,
@@ -229,11 +259,22 @@ def rotary_backward_kernel(
     square = z_real * z_real + z_imaginary * z_imaginary
     # where the field is zero, y contains nothing of x
     inverse = tl.where(square > 0.0, 1.0 / tl.where(square > 0.0, square, 1.0), 0.0)
-    store_complex(
-        grad_field, grad_field_strides, sequence, group, token, frequency // STEP, written,
-        (sum_real * z_real - sum_imaginary * z_imaginary) * inverse,
-        (sum_real * z_imaginary + sum_imaginary * z_real) * inverse, M // STEP,
-    )  # fmt: skip
+    real = (sum_real * z_real - sum_imaginary * z_imaginary) * inverse
+    imaginary = (sum_real * z_imaginary + sum_imaginary * z_real) * inverse
+    if STEP > 1:
+        slot = tl.arange(0, PADDED_CHANGED)
+        source = tl.broadcast_to((slot * STEP)[None, :], (T, PADDED_CHANGED))
+        exists = (token < tokens)[:, None] & (slot < M // STEP)[None, :]
+        source = tl.where(exists, source, 0)
+        real, imaginary = tl.gather(real, source, 1), tl.gather(imaginary, source, 1)
+        frequency = slot
+    store_complex(grad_field, grad_field_strides, sequence, group, token, frequency, exists, real, imaginary, M // STEP)
+
+
+def steps(dim: int, changed: Tensor | None) -> dict[str, int]:
+    """Compile-time arguments that say which frequencies have changed."""
+    count = dim // 2 if changed is None else changed.shape[3] // 2
+    return {"STEP": dim // 2 // count, "PADDED_CHANGED": triton.next_power_of_2(count)}
 
 
 def apply_rotary_backward(
@@ -266,7 +307,7 @@ def apply_rotary_backward(
                 "M": dim // 2,
                 "PADDED_M": padded,
                 "KEPT": dim // 2 - replaced,
-                "STEP": 1 if changed is None else dim // changed.shape[3],
+                **steps(dim, changed),
                 "T": tile,
             },
         )
@@ -308,7 +349,7 @@ def apply_rotary(
                 "M": dim // 2,
                 "PADDED_M": padded,
                 "KEPT": dim // 2 - columns // 2 * inside,
-                "STEP": 1 if changed is None else dim // changed.shape[3],
+                **steps(dim, changed),
                 "WIDTH": rotated[0].shape[3],
                 "COLUMNS": columns,
                 "PADDED_COLUMNS": triton.next_power_of_2(max(columns, 1)),
