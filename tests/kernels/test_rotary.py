@@ -122,7 +122,7 @@ def test_operator_is_a_proper_one(device):
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("heads", [1, 2])
 @pytest.mark.parametrize(
-    ("shape", "count"), [("grouped", 2), ("grouped", 4), ("many tokens", 8), ("three times as many", 6)]
+    ("shape", "count"), [("grouped", 1), ("grouped", 2), ("grouped", 4), ("many tokens", 8), ("three times as many", 6)]
 )
 def test_changed_frequencies_get_the_gradient(shape, count, heads, device):
     """Those of the whole field, from a start that all heads and rows share or not, and changed numbers between others."""
@@ -180,6 +180,7 @@ def test_replaced_frequencies_get_no_gradient(device):
         ("one", 0, torch.float32),
         ("one", 4, torch.float32),
         ("grouped", 0, torch.float32),
+        ("grouped", 1, torch.float32),
         ("grouped", 2, torch.float32),
         ("grouped", 4, torch.bfloat16),
         ("odd frequencies", 0, torch.bfloat16),

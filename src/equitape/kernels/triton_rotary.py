@@ -274,7 +274,8 @@ def rotary_backward_kernel(
 def steps(dim: int, changed: Tensor | None) -> dict[str, int]:
     """Compile-time arguments that say which frequencies have changed."""
     count = dim // 2 if changed is None else changed.shape[3] // 2
-    return {"STEP": dim // 2 // count, "PADDED_CHANGED": triton.next_power_of_2(count)}
+    # Triton 3.6 cannot gather from a single column
+    return {"STEP": dim // 2 // count, "PADDED_CHANGED": max(2, triton.next_power_of_2(count))}
 
 
 def apply_rotary_backward(
