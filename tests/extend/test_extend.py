@@ -238,7 +238,7 @@ def test_a_chat_template_is_noticed(room, tmp_path):
 def test_rows_are_short_and_ids_jump(done):
     out, extension = done
     train = json.loads((out / "training" / "run.json").read_text())["train"]
-    expected = {"rate": 2 / 32, "size": 19.0, "total": 19.0, "shape": "log", "stretch": 1, "after": []}
+    expected = {"rate": 2 / 32, "size": 19.0, "total": 19.0, "shape": "log", "stretch": 1, "after": [], "restart": []}
     assert train["jumps"] == expected
     assert extension.training["run"]["tokens"] == 6 * 2 * CONTEXT
     assert extension.training["adapt"]["theta"] == pytest.approx(10000 * 20 ** (8 / 6))

@@ -29,7 +29,8 @@ def test_results_of_a_comparison():
     content = saved("comparison", "results.json")
     read = Comparison.read(SAVED / "comparison" / "results.json")
     written = read.to_dict()
-    # the file is older than declared metrics and warnings
+    # the file is older than declared metrics, warnings and remarks
+    assert written.pop("remarks") == []
     assert written["task"].pop("warning") == ""
     assert written["task"].pop("metrics") == [metric.__dict__ for metric in KNOWN_METRICS]
     assert written == content

@@ -63,7 +63,7 @@ def finished(tmp_path_factory):
 
 def test_results_have_the_documented_schema(finished):
     results = json.loads((finished / "results.json").read_text())
-    assert results.keys() == {"name", "recipe", "task", "claims", "claims_source", "environment", "runs"}
+    assert results.keys() == {"name", "recipe", "task", "claims", "claims_source", "environment", "remarks", "runs"}
     assert results["task"].keys() == {
         "name", "idea", "headline", "higher_is_better", "trained_length", "tested_length", "metrics", "warning",
     }  # fmt: skip
