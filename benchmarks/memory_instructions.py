@@ -40,8 +40,8 @@ def count_instructions(kernel: Any, tensors: Any, launch: launches.Launch) -> di
         if name in constants:
             options[name] = constants.pop(name)
     signature, attributes = {}, {}
+    given = [*tensors, *launch.numbers]
     for index, name in enumerate(kernel.arg_names):
-        given = [*tensors, *launch.numbers]
         value = given[index] if index < len(given) else constants[name]
         if index >= len(given) or value is None or (not isinstance(value, Tensor) and value == 1):
             signature[name], constants[name] = "constexpr", value

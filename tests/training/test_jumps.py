@@ -83,6 +83,11 @@ def test_jumps_restart_at_given_tokens():
     assert (jumps[:, 3] != jumps[:, 8]).double().mean() > 0.9
 
 
+def test_jumps_after_tokens_cannot_restart():
+    with pytest.raises(ValueError, match="after and restart are both set"):
+        Jumps(after=(10,), restart=(12,))
+
+
 def test_the_jumps_of_a_row_have_a_limit_together():
     free = draw_jumps(Jumps(rate=0.2, size=1.0), 0, 0, NUMBERS, TOKENS)
     limited = draw_jumps(Jumps(rate=0.2, size=1.0, total=3.0), 0, 0, NUMBERS, TOKENS)

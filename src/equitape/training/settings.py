@@ -37,6 +37,10 @@ class Jumps(Settings):
     total: Annotated[float, Gt(0)] | None = None
     """Largest sum of the jumps of a row, in multiples of the length of the longest. Default: no limit."""
 
+    def __post_init__(self) -> None:
+        if self.after and self.restart:
+            raise ValueError("jumps: after and restart are both set; `restart` tokens always jump, so set only one.")
+
     def largest(self, row_length: int) -> int:
         """The largest jump in rows of this many tokens."""
         return max(1, math.floor(self.size * row_length))
