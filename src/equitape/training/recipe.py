@@ -40,6 +40,10 @@ class ModelSettings(Settings):
     """How many tokens back attention sees. Default: all."""
     qk_norm: bool = False
     """Normalize queries and keys."""
+    query_growth: float | None = None
+    """How queries grow with the tokens read: times 1 + query_growth ln(tokens / query_growth_start). Default: not."""
+    query_growth_start: int | None = None
+    """Tokens from which queries grow. Default: the trained length."""
     attention_dropout: Annotated[float, Ge(0), Lt(1)] = 0.0
     """Dropout of attention weights in training."""
     tie_word_embeddings: bool = False
