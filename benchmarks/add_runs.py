@@ -4,7 +4,8 @@
 
 The comparison is docs/results/RECIPE/results.json; its encodings become those of the packaged recipe. A run of the same
 label and seed is replaced. A run whose recipe differs is refused, except in --ignore (dotted names): where data lay,
-say. --label FOLDER=LABEL: a run that was made without the recipe's label.
+say. --label FOLDER=LABEL: a run that was made without the recipe's label. Where there is no comparison yet, the first
+run begins it.
 """
 
 import argparse
@@ -49,6 +50,13 @@ def read_runs(folders: list[Path], whole: Comparison, labels: dict[str, str], ig
     return runs
 
 
+def begun(name: str, folder: Path) -> Comparison:
+    """A comparison of the named recipe without runs, made and scored like the run in this folder."""
+    one, recipe = read_run(folder), load_recipe(name)
+    about = {"name": name, "description": recipe.description}
+    return replace(one, name=name, recipe={**one.recipe, **about}, remarks=[], runs=[])
+
+
 def joined(whole: Comparison, runs: list[RunResult], remarks: list[str]) -> Comparison:
     """The comparison with these runs, in the recipe's order; labels that it does not have come last."""
     recipe = load_recipe(whole.name)
@@ -78,7 +86,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the comparisons")
     given = parser.parse_args()
     place = given.results / given.recipe
-    whole = read_source(place)
+    whole = read_source(place) if (place / "results.json").exists() else begun(given.recipe, given.folders[0])
     assert isinstance(whole, Comparison)
     runs = read_runs(given.folders, whole, dict(each.split("=", 1) for each in given.label), given.ignore)
     whole = joined(whole, runs, given.remark)
