@@ -54,3 +54,13 @@ def test_runs_are_added(monkeypatch, tmp_path):
     again = json.loads((results / "beyond-addition/results.json").read_text())
     assert [run["label"] for run in again["runs"]] == ["nope", "fire", "fire, jumps", "rope, jumps", "rope"]
     assert again["remarks"][1:] == ["A remark."]
+
+
+def test_the_first_run_begins_a_comparison(monkeypatch, tmp_path):
+    execute(check_recipe(recipe("fire")), "fire", 0, tmp_path / "one")
+    add(monkeypatch, tmp_path / "results", tmp_path / "one")
+    found = json.loads((tmp_path / "results/beyond-addition/results.json").read_text())
+    assert [run["label"] for run in found["runs"]] == ["fire"]
+    assert (found["recipe"]["name"], found["recipe"]["train"]["steps"]) == ("beyond-addition", 2)
+    assert found["remarks"][0].startswith("Not run yet: rope, half decay, jumps; nope; ")
+    assert (tmp_path / "results/beyond-addition/report.md").is_file()

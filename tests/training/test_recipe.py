@@ -27,8 +27,8 @@ from equitape.training.settings import Jumps, TrainSettings
 
 SHIPPED = {
     "demo", "addition-20", "addition-40", "addition-40-paper", "state-tracking", "state-tracking-copy",
-    "state-tracking-s5", "retrieval", "lm-books", "beyond-addition", "beyond-addition-40", "beyond-s5",
-    "beyond-books", "beyond-copy", "beyond-flip-flop", "beyond-retrieval", "c4-155m", "ablation-updates",
+    "state-tracking-s5", "retrieval", "lm-books", "beyond-addition", "beyond-addition-40", "beyond-addition-growth",
+    "beyond-s5", "beyond-books", "beyond-copy", "beyond-flip-flop", "beyond-retrieval", "c4-155m", "ablation-updates",
     "ablation-equivariance", "ablation-mixer-size", "ablation-layers", "scrolls-contract-nli", "scrolls-gov-report",
     "scrolls-narrative-qa", "scrolls-qasper", "scrolls-qmsum", "scrolls-quality", "scrolls-summ-screen",
 }  # fmt: skip
@@ -111,6 +111,14 @@ def test_on_books_every_encoding_is_given_jumps_and_decay_and_both():
     }
     every = {(kind, decay, jumps) for kind in ("nope", "rope", "tape", "tape2") for decay in (0, 1) for jumps in (0, 1)}
     assert cells == every - {("nope", False, True)}
+
+
+def test_queries_grow_as_the_recipe_says():
+    growing = check_recipe(load_recipe("beyond-addition-growth")).configs
+    assert {(config.query_growth, config.query_growth_start) for config in growing.values()} == {(0.4, 8)}
+    later = check_recipe(load_recipe("beyond-addition", ["model.query_growth=0.1"]))
+    assert {config.query_growth_start for config in later.configs.values()} == {later.task.trained_length}
+    assert not any(config.query_growth for config in check_recipe(load_recipe("beyond-addition")).configs.values())
 
 
 def with_decay(encoding):
