@@ -41,7 +41,7 @@ class ModelSettings(Settings):
     qk_norm: bool = False
     """Normalize queries and keys."""
     query_growth: float | None = None
-    """How queries grow with the tokens read: times 1 + query_growth ln(tokens / query_growth_start). Default: no growth."""
+    """Queries are multiplied by 1 + query_growth ln(tokens read / query_growth_start). Default: they are not."""
     query_growth_start: int | None = None
     """Tokens from which queries grow. Default: the trained length."""
     attention_dropout: Annotated[float, Ge(0), Lt(1)] = 0.0
