@@ -68,8 +68,8 @@ def draw_retrieval(panel: Any) -> None:
 def draw_addition(panel: Any) -> None:
     """Exact match over the grid of operand lengths; one dot per seed."""
     rows = [
-        ("TAPE 2,\njumps", "beyond-addition", "tape2, jumps", COLOURS["tape2"]),
-        ("RoPE,\njumps", "beyond-addition", "rope, half decay, jumps", COLOURS["rope"]),
+        ("TAPE 2, jumps,\ngrowing queries", "beyond-addition-growth", "tape2, jumps", COLOURS["tape2"]),
+        ("RoPE, jumps,\ngrowing queries", "beyond-addition-growth", "rope, half decay, jumps", COLOURS["rope"]),
         ("FIRE", "addition-20", "fire", COLOURS["fire"]),
         ("TAPE as\npublished", "addition-20", "tape", COLOURS["tape"]),
         ("RoPE", "addition-20", "rope", COLOURS["rope"]),
@@ -87,7 +87,7 @@ def draw_addition(panel: Any) -> None:
             fontsize=8.5,
         )
     panel.set_yticks(range(len(rows)), [name for name, *_ in reversed(rows)])
-    panel.set_xlim(0, 66)
+    panel.set_xlim(0, 72)
     panel.axvline(25, color="black", linewidth=0.8, linestyle=":")
     panel.set_xlabel("% right; 25 = perfect on trained lengths only")
     panel.set_title("Addition, trained to 20 digits, tested to 40", fontsize=10)
