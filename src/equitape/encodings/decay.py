@@ -98,7 +98,8 @@ def _slopes(parameter: Tensor, speed: float) -> Tensor:
 
 
 # `_slopes` as an opaque operator for the compiler, without gradients. Otherwise the compiler evaluates it for every
-# number of queries. Every block calls it, and operators defined by a schema take the host least.
+# number of queries, which for a single token costs less than another kernel. Every block calls it, and operators
+# defined by a schema take the host least.
 torch.library.define("equitape::slopes", "(Tensor parameter, float speed) -> Tensor")
 torch.library.impl("equitape::slopes", "default", _slopes)
 torch.library.register_fake("equitape::slopes", lambda parameter, speed: torch.empty_like(parameter))
@@ -125,6 +126,15 @@ def _relative(of_query: Tensor, travelled: Tensor, scale: float) -> Tensor:
     """
     own = (travelled * (-1 / (ANCHOR * scale)))[..., None]
     return torch.cat((of_query.to(own).expand(*own.shape[:3], -1), own), dim=-1)
+
+
+def _six_columns(high: Tensor, medium: Tensor, low: Tensor) -> Tensor:
+    """Query columns of slopes in three parts [H]: three times high, twice medium, low, as [H, 6]."""
+    if not torch.compiler.is_compiling():
+        return torch.stack((high, high, high, medium, medium, low), dim=-1)
+    # the compiler makes a kernel for every part of a stack, and computes this where it is used
+    place = torch.arange(6, device=high.device)
+    return torch.where(place < 3, high[:, None], torch.where(place < 5, medium[:, None], low[:, None]))
 
 
 class Decay(nn.Module):
@@ -178,7 +188,8 @@ class Decay(nn.Module):
         # also in the first pass of reentrant checkpointing, which has gradients switched off
         trained = self.kind == "learned" and self.bias.requires_grad and (self.training or torch.is_grad_enabled())
         if self.kind == "learned":
-            make_slopes = _opaque_slopes if torch.compiler.is_compiling() and not trained else _slopes
+            many = torch.compiler.is_compiling() and positions.ids.shape[-1] > 1
+            make_slopes = _opaque_slopes if many and not trained else _slopes
             rates = make_slopes(self.bias.to(self._wide(self.bias)), self.speed)[: self.decaying]
         else:
             # not a buffer, which would be rounded when the model is cast to half precision
@@ -192,8 +203,7 @@ class Decay(nn.Module):
             exact = factors.detach()
             first, second = leading_parts(exact, dtype)
             # the gradient goes through the first part
-            high, medium, low = first + (factors - exact), second, exact - first - second
-            of_query = torch.stack((high, high, high, medium, medium, low), dim=-1)[:, None]
+            of_query = _six_columns(first + (factors - exact), second, exact - first - second)[:, None]
         if trained:
             of_query = _relative(of_query, rates[:, None] * _places(positions)[:, None].to(rates), scale)
         made = positions.distances

@@ -24,6 +24,22 @@ class Columns(NamedTuple):
         return put_columns(query, self.query, self.inside), put_columns(key, self.key, self.inside)
 
 
+def side_by_side(*parts: Tensor) -> Tensor:
+    """Parts [..., N, D], [..., N, E] and so on as [..., N, D + E].
+
+    The compiler makes a kernel for every part of a concatenation. For a single token, where few kernels matter most, it
+    gets choices between numbers instead, which it computes where they are used: in the write into the cache.
+    """
+    if not torch.compiler.is_compiling() or parts[0].shape[-2] != 1:
+        return torch.cat(parts, dim=-1)
+    joined, *others = parts
+    for part in others:
+        width, more = joined.shape[-1], part.shape[-1]
+        before = torch.arange(width + more, device=joined.device) < width
+        joined = torch.where(before, nn.functional.pad(joined, (0, more)), nn.functional.pad(part, (width, 0)))
+    return joined
+
+
 def join_halves(first: Tensor, second: Tensor, columns: Tensor | None = None, inside: bool = False) -> Tensor:
     """A head [..., D] from its halves, with columns [..., E] appended, or inside, replacing the lowest frequencies.
 
@@ -33,7 +49,7 @@ def join_halves(first: Tensor, second: Tensor, columns: Tensor | None = None, in
         return torch.cat((first, second), dim=-1)
     columns = columns.expand(*first.shape[:-1], -1)
     if not inside:
-        return torch.cat((first, second, columns), dim=-1)
+        return side_by_side(first, second, columns)
     one, two = columns.chunk(2, dim=-1)
     kept = first.shape[-1] - one.shape[-1]
     if torch.compiler.is_compiling():
@@ -49,7 +65,7 @@ def put_columns(x: Tensor, columns: Tensor, inside: bool) -> Tensor:
     if inside:
         first, second = x.chunk(2, dim=-1)
         return join_halves(first, second, columns, inside)
-    return torch.cat((x, columns.expand(*x.shape[:-1], -1)), dim=-1)
+    return side_by_side(x, columns.expand(*x.shape[:-1], -1))
 
 
 def take_columns(x: Tensor, count: int, inside: bool) -> Tensor:

@@ -153,9 +153,12 @@ def reads_pages(x: Tensor) -> bool:
 def fuses_rotary(query: Tensor, key: Tensor, field: Tensor, changed: Tensor | None, of_query: Tensor | None) -> bool:
     """Whether to use `fused_rotary`: for columns or changed frequencies, which the compiler gives slow kernels.
 
-    A rotation alone is left to the compiler, which fuses it with its neighbours.
+    A rotation alone is left to the compiler, which fuses it with its neighbours, and so is that of a single token, with
+    its columns: few kernels matter more there than fast ones.
     """
     choice = _choice()
+    if torch.compiler.is_compiling() and query.shape[2] == 1:
+        return False
     if choice == "reference" or (choice == "auto" and not field.is_cuda) or (changed is None and of_query is None):
         return False
     given = [tensor for tensor in (query, key, of_query, changed, field) if tensor is not None]

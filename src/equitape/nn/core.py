@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ..encodings import LayerEncoding, Positions
-from ..encodings.heads import Columns
+from ..encodings.heads import Columns, side_by_side
 from ..encodings.values import rotate_back, rotate_values
 from .backends import cuda_attention, eager_attention, flexible_attention
 from .continued import continued_attention
@@ -108,7 +108,7 @@ def widen(value: Tensor, columns: Tensor | None) -> Tensor:
         )
     # autocast may give the value another dtype than the state
     columns = columns.expand(value.shape[0], -1, -1, -1).to(value.dtype)
-    return torch.cat((value, columns), dim=-1)
+    return side_by_side(value, columns)
 
 
 def split(output: Tensor, head_dim: int | None = None) -> tuple[Tensor, Tensor]:
