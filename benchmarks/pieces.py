@@ -1,6 +1,7 @@
 """What each piece of TAPE costs in a model with its own attention call, next to the call itself.
 
 python benchmarks/pieces.py --output pieces.json
+python benchmarks/pieces.py --encoding 'tape complex_mixing=true normalize=true'
 """
 
 import argparse
@@ -13,6 +14,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from equitape.bench.rows import environment
+from equitape.bench.subjects import parse_subject
 from equitape.nn import PositionalLayer
 
 
@@ -33,6 +35,7 @@ def milliseconds(call, device, runs):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--encoding", default="tape", help="name and options, as for equitape bench; without a decay")
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--heads", type=int, default=12)
@@ -45,7 +48,7 @@ def main():
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     width = chosen.heads * chosen.head_dim
     torch.manual_seed(0)
-    layer = PositionalLayer(width, chosen.heads).to(device, dtype)
+    layer = PositionalLayer(width, chosen.heads, encoding=parse_subject(chosen.encoding).encoding).to(device, dtype)
     shape = (chosen.batch, chosen.heads, chosen.length, chosen.head_dim)
     query, key, value = (torch.randn(shape, device=device, dtype=dtype) for _ in range(3))
     ids = torch.arange(chosen.length, device=device)[None]

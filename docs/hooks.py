@@ -36,9 +36,10 @@ def repository_path(path: str) -> str:
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add the pages of the root, the benchmarks' page and its pictures."""
+    """Add the pages of the root, those of the benchmarks and their pictures."""
     added = [page for page in PAGES if page != "README.md"]
-    added += ["benchmarks/README.md", *(str(p.relative_to(ROOT)) for p in ROOT.glob("benchmarks/results/*.png"))]
+    for pattern in ("benchmarks/*.md", "benchmarks/results/*.png"):
+        added += [str(path.relative_to(ROOT)) for path in ROOT.glob(pattern)]
     for page in added:
         files.append(File.generated(config, str(site_path(page)), abs_src_path=str(ROOT / page)))
     return files

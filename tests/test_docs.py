@@ -20,7 +20,7 @@ from equitape.encodings.options import Geometry
 from equitape.version import __version__
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted([*ROOT.glob("docs/**/*.md"), *ROOT.glob("*.md"), ROOT / "benchmarks/README.md"])
+PAGES = sorted([*ROOT.glob("docs/**/*.md"), *ROOT.glob("*.md"), *ROOT.glob("benchmarks/*.md")])
 
 
 def python_blocks(page):

@@ -428,19 +428,3 @@ def test_columns_and_rotation_have_the_gradients_of_both_in_turn(inside, trained
     pairs = zip(*(torch.autograd.grad(outputs, inputs, slopes) for outputs in (found, expected)), strict=True)
     for one, two in pairs:
         assert gap(one, two) < 1e-12
-
-
-def test_the_compiler_evaluates_slopes_once_per_block():
-    """As an operator that it cannot fuse: fused, they would be evaluated for every number of queries and keys."""
-    model, graphs = build("rope-learned", dtype=torch.float32, num_hidden_layers=1), []
-
-    def capture(graph, inputs):
-        graphs.append({str(node.target) for node in graph.graph.nodes})
-        return graph
-
-    tokens = draw_tokens(1, 6)
-    with torch.no_grad():
-        found = torch.compile(model, backend=capture, fullgraph=True)(tokens).logits
-        assert gap(found, model(tokens).logits) < 1e-5
-    assert any("slopes" in name for name in graphs[0])
-    assert not any("softplus" in name for name in graphs[0])

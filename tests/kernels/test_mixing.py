@@ -23,8 +23,7 @@ def in_turn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 def kernel_inputs(device, **sizes):
     """Leaves: field, attended, mixing [B, N, 2, G, G] and carry."""
     inputs = make_inputs(parts=2, **sizes)
-    matrices = reference.mixing_matrices(inputs["gate"], inputs["mix_in"], inputs["mix_out"])
-    mixing = matrices.permute(1, 2, 0, 3, 4).contiguous()
+    mixing = reference.mixing_matrices(inputs["gate"], inputs["mix_in"], inputs["mix_out"])
     return [cast(x, device, torch.float32) for x in (inputs["field"], inputs["attended"], mixing, inputs["carry"])]
 
 

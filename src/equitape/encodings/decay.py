@@ -93,19 +93,6 @@ def alibi_slopes(count: int, device: torch.device, slowest: float = 2**-8) -> Te
     return torch.exp2(steps * (math.log2(slowest) / (2 * below)))
 
 
-def _slopes(parameter: Tensor, speed: float) -> Tensor:
-    return nn.functional.softplus(speed * parameter)
-
-
-# `_slopes` as an opaque operator for the compiler, without gradients. Otherwise the compiler evaluates it for every
-# number of queries, which for a single token costs less than another kernel. Every block calls it, and operators
-# defined by a schema take the host least.
-torch.library.define("equitape::slopes", "(Tensor parameter, float speed) -> Tensor")
-torch.library.impl("equitape::slopes", "default", _slopes)
-torch.library.register_fake("equitape::slopes", lambda parameter, speed: torch.empty_like(parameter))
-_opaque_slopes = torch.ops.equitape.slopes.default
-
-
 def distance_columns(positions: Positions, dtype: torch.dtype, count: int, inside: bool) -> Tensor:
     """Key columns for slopes, [B, 1, N, count]: ids in three parts, in the order that the columns of queries have."""
     parts = split_parts(_places(positions), dtype)[:, None]
@@ -188,9 +175,7 @@ class Decay(nn.Module):
         # also in the first pass of reentrant checkpointing, which has gradients switched off
         trained = self.kind == "learned" and self.bias.requires_grad and (self.training or torch.is_grad_enabled())
         if self.kind == "learned":
-            many = torch.compiler.is_compiling() and positions.ids.shape[-1] > 1
-            make_slopes = _opaque_slopes if many and not trained else _slopes
-            rates = make_slopes(self.bias.to(self._wide(self.bias)), self.speed)[: self.decaying]
+            rates = nn.functional.softplus(self.speed * self.bias.to(self._wide(self.bias)))[: self.decaying]
         else:
             # not a buffer, which would be rounded when the model is cast to half precision
             rates = alibi_slopes(self.decaying, hidden.device, self.slowest).float()

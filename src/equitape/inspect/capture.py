@@ -227,6 +227,6 @@ class Watcher(ExitStack):
             part = found["part"]
             mixing = mixing_matrices(nn.functional.silu(found["gate"]), part.mix_in, part.mix_out)
             wide = mixing.to(torch.promote_types(mixing.dtype, torch.float32))
-            mixing = wide[0] if wide.dim() == 4 else torch.complex(*wide[:, 0])
+            mixing = wide[0] if wide.dim() == 4 else torch.complex(*wide[0].unbind(1))
         self.visit(self.index, LayerRecord(state, found["attention"][0], mixing))
         self.index += 1

@@ -103,9 +103,7 @@ def _mix_field(
     """
     mixing = None
     if gate is not None and mix_in is not None and mix_out is not None:
-        matrices = reference.mixing_matrices(torch.nn.functional.silu(gate), mix_in, mix_out)
-        # [2, B, N, G, G] to [B, N, 2, G, G], as the product lies in memory
-        mixing = matrices.permute(1, 2, 0, 3, 4)
+        mixing = reference.mixing_matrices(torch.nn.functional.silu(gate), mix_in, mix_out)
     return fused_mix(field, attended, mixing, carry, normalize)
 
 

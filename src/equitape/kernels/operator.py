@@ -75,8 +75,9 @@ def _heads_together(tensor: Tensor, more: int = 0) -> Tensor:
 
 
 def _on_device(tensor: Tensor) -> Any:
-    # Triton launches on the current device, which may differ from the tensor's
-    return torch.cuda.device(tensor.device) if tensor.is_cuda else contextlib.nullcontext()
+    # Triton launches on the current device; changing to the same one would only take the host's time
+    elsewhere = tensor.is_cuda and tensor.get_device() != torch.cuda.current_device()
+    return torch.cuda.device(tensor.device) if elsewhere else contextlib.nullcontext()
 
 
 @cache

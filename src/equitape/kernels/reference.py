@@ -16,7 +16,8 @@ def move_field(field: Tensor, attended: Tensor, source: Tensor, target: Tensor) 
     A token moves by the distance between what the heads of a and of b attend to.
     field: [B or 1, G, N, D]; attended: c [B, H, N, D]; source, target: [G, H].
     """
-    a, b = (_mix_heads(weight.to(attended.dtype), attended) for weight in (source, target))
+    rows = _rows(attended, 1)
+    a, b = (_mix(weight.to(attended.dtype), rows).transpose(1, 2) for weight in (source, target))
     return field + _complex_product(field, _complex_product(_conjugate(a), b))
 
 
@@ -34,10 +35,16 @@ def update_field(
     field: [B or 1, G, N, D]; attended: [B, H, N, D] with carry [G, H], or both None; gate: [B, N, I] with mix_in [I, G]
     and mix_out [G, I], or all None. Returns [B, G, N, D].
     """
-    if attended is not None and carry is not None:
-        field = field + _mix_heads(carry, attended)
-    if gate is not None and mix_in is not None and mix_out is not None:
-        field = field + _mix_heads(mixing_matrices(torch.nn.functional.silu(gate), mix_in, mix_out), field)
+    weight = carry if mix_in is None else mix_in
+    if weight is not None:
+        parts = 2 if weight.dim() == 3 else 1
+        rows = _rows(field, parts)
+        if attended is not None and carry is not None:
+            rows = rows + _mix(_matrices_of_rows(carry, 2), _rows(attended, parts))
+        if gate is not None and mix_in is not None and mix_out is not None:
+            factors = _matrices_of_rows(rank_one_factors(mix_in, mix_out), 3)
+            rows = rows + _weigh(torch.nn.functional.silu(gate), factors) @ rows
+        field = rows.unflatten(2, (-1, parts)).flatten(3).transpose(1, 2)
     if normalize:
         # |z|^2 averaged over the D / 2 frequencies
         wide = field.to(torch.promote_types(field.dtype, torch.float32))
@@ -110,25 +117,55 @@ def _conjugate(field: Tensor) -> Tensor:
 
 
 def mixing_matrices(psi: Tensor, mix_in: Tensor, mix_out: Tensor) -> Tensor:
-    """T = W_2 diag(psi) W_1 of every token: [B, N, G, G], with a leading axis of two for complex weights.
+    """T = W_2 diag(psi) W_1 of every token: [B, N, G, G], or [B, N, 2, G, G] for complex weights.
 
-    It is formed first, as one small product of psi with the I rank-one factors; applying W_1 and W_2 to the field in
-    turn would cost several times the operations and a field of I channels in memory.
+    It is one small product of psi with the rank-one factors; applying W_1 and W_2 to the field in turn would cost
+    several times the operations and a field of I channels in memory.
     """
-    # [I, G, 1] and [I, 1, G], with the axis of two: products of these are the rank-one factors [I, G, G]
-    out, into = mix_out.mT[..., None], mix_in[..., None, :]
+    return _weigh(psi, rank_one_factors(mix_in, mix_out))
+
+
+def rank_one_factors(mix_in: Tensor, mix_out: Tensor) -> Tensor:
+    """The products of column i of W_2 with row i of W_1: [I, G, G], or [I, 2, G, G] for complex weights."""
     if mix_in.dim() == 2:
-        return torch.einsum("bni,igh->bngh", psi, out * into)
-    (a, b), (c, d) = out, into
-    return torch.einsum("bni,cigh->cbngh", psi, torch.stack((a * c - b * d, a * d + b * c)))
+        return mix_out.T[..., None] * mix_in[:, None]
+    out, (real, imaginary) = mix_out.permute(2, 0, 1)[..., None], mix_in[:, :, None, None]
+    return out * real + _times_i(out) * imaginary
 
 
-def _mix_heads(weight: Tensor, field: Tensor) -> Tensor:
-    """Multiply the head axis of a field [B, H, N, D] by [G, H], by [B, N, G, H], or by complex versions of these."""
-    per_token = weight.dim() >= 4
-    pattern = "bngh,bhnd->bgnd" if per_token else "gh,bhnd->bgnd"
-    if weight.dim() in (3, 5):
-        real, imaginary = field.chunk(2, dim=-1)
-        turned = torch.cat((-imaginary, real), dim=-1)
-        return torch.einsum(pattern, weight[0], field) + torch.einsum(pattern, weight[1], turned)
-    return torch.einsum(pattern, weight, field)
+def _weigh(psi: Tensor, factors: Tensor) -> Tensor:
+    """The sum over i of psi [B, N, I] times factors [I, ...]: [B, N, ...]."""
+    return (psi @ factors.flatten(1)).unflatten(-1, factors.shape[1:])
+
+
+def _rows(field: Tensor, parts: int) -> Tensor:
+    """Heads as rows of real numbers, [B, H, N, D] -> [B, N, H, D], or with two parts [B, N, 2 H, D / 2]: the real and
+    the imaginary part of head 1, of head 2 and so on.
+    """
+    return field.transpose(1, 2).unflatten(-1, (parts, -1)).flatten(2, 3).contiguous()
+
+
+def _mix(weight: Tensor, rows: Tensor) -> Tensor:
+    """One matrix [P, Q] times the rows of every token, [B, N, Q, D] -> [B, N, P, D].
+
+    As a product for every token: one product for all would copy the rows, since those that it sums over lie apart.
+    """
+    return weight.expand(*rows.shape[:2], -1, -1) @ rows
+
+
+def _matrices_of_rows(weight: Tensor, dims: int) -> Tensor:
+    """Weights as real matrices that act on `_rows`: [..., P, Q] as they are, complex ones [..., 2, P, Q] as
+    [..., 2 P, 2 Q]. dims: the number of axes of a real weight.
+    """
+    if weight.dim() == dims:
+        return weight
+    # a + bi maps real and imaginary parts by the columns (a, b) and (-b, a)
+    both = torch.stack((weight, _times_i(weight)), dim=-1)
+    return both.transpose(-4, -3).flatten(-2).flatten(-3, -2)
+
+
+def _times_i(weight: Tensor) -> Tensor:
+    """i times complex weights [..., 2, P, Q]."""
+    # not torch.cat, of which the compiler makes kernels of their own
+    signs = torch.arange(-1, 2, 2, dtype=weight.dtype, device=weight.device)
+    return weight.flip(-3) * signs[:, None, None]

@@ -44,20 +44,22 @@ def eager_attention(
 
     Scores are computed in float32, as fused kernels do: with a decay they grow along the sequence.
     """
-    heads, groups = query.shape[1], key.shape[1]
     wide = torch.promote_types(query.dtype, torch.float32)
-    grouped = query.unflatten(1, (groups, heads // groups)).to(wide)
+    # the heads of a group and their queries are the rows of one product
+    by_group = (key.shape[1], query.shape[1] // key.shape[1] * query.shape[2])
+    rows = query.reshape(query.shape[0], *by_group, -1).to(wide) * scaling
     with without_autocast(query.device):
-        scores = torch.einsum("bgrnd,bgkd->bgrnk", grouped, key.to(wide)).flatten(1, 2) * scaling
+        scores = (rows @ key.to(wide).mT).view(*query.shape[:3], -1)
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
     if attention_mask is not None:
         mask = attention_mask
         scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min) if mask.dtype == torch.bool else scores + mask
     weights = scores.softmax(-1).to(query.dtype)
-    weights = nn.functional.dropout(weights, p=dropout, training=module.training)
-    output = torch.einsum("bgrnk,bgke->bngre", weights.unflatten(1, (groups, heads // groups)), value)
-    return output.flatten(2, 3), weights
+    if dropout:
+        weights = nn.functional.dropout(weights, p=dropout, training=module.training)
+    output = weights.reshape(query.shape[0], *by_group, -1) @ value
+    return output.view(*query.shape[:3], -1).transpose(1, 2), weights
 
 
 def cuda_attention(

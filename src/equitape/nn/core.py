@@ -380,6 +380,9 @@ def attend(
     function = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention)
     # the CPU's fused kernel needs a value no wider than the key; calls with dropout must drop the same weights
     if implementation == "sdpa" and query.device.type == "cpu" and value.shape[-1] > key.shape[-1] and not dropout:
+        if query.shape[2] == 1:
+            # two products take less time than two calls
+            return eager_attention(module, query, key, value, mask, scaling)[0], None
         parts = [
             function(module, query, key, part, mask, scaling=scaling, **kwargs)[0]
             for part in value.split(key.shape[-1], dim=-1)

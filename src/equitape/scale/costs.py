@@ -132,9 +132,9 @@ class ModelCosts:
         operations = 0
         for name, each in parameters.items():
             if self.encoding.has_field and name == "mix_in":
-                # a matrix per token is formed from this one and mix_out, then applied to the state
+                # a matrix of real numbers per token is formed from this one and mix_out, then applied to the state
                 parts = 2 if each.dim() == 3 else 1
-                operations += 2 * parts * self.groups**2 * (each.shape[-2] + state)
+                operations += 2 * parts * self.groups**2 * (parts * each.shape[-2] + state)
             elif each.dim() > 1 and not (self.encoding.has_field and name == "mix_out"):
                 # a matrix reads the features of a token once, or mixes the heads of every column of the state
                 operations += 2 * each.numel() * (1 if each.shape[-1] == self.width else state)
@@ -253,8 +253,8 @@ class ModelCosts:
             numbers += 2 * block.rotated_values * self.head_dim
             numbers += self.heads * (block.value_width if splits else self.head_dim)
         if block.moves:
-            # both mixtures of heads; uncompiled also their product, the moved field, and the attended field twice
-            numbers += self.head_dim * (2 * self.groups if compiled else 4 * self.groups + 2 * self.heads)
+            # both mixtures of heads; uncompiled also their product, the moved field, and the attended field
+            numbers += self.head_dim * (2 * self.groups if compiled else 4 * self.groups + self.heads)
         if self.config.qk_norm:
             numbers += self.head_dim * (self.heads + self.groups)
         statistics = FLOAT32 * (2 + self.heads * (2 if splits else 1))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "decode_launches.py"
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "compiled_kernels.py"
 
 
 @pytest.mark.skipif(torch.__version__.split(".")[:2] != ["2", "13"], reason="the counts are those of torch 2.13")

@@ -1,9 +1,11 @@
-"""Count the kernels of one layer in a compiled decoding step, without a GPU.
+"""Count the kernels of one layer in a compiled forward pass, without a GPU.
 
-    python benchmarks/decode_launches.py rope tape2 'tape2 carried_frequencies=8'
+    python benchmarks/compiled_kernels.py rope tape2 'tape2 carried_frequencies=8'
+    python benchmarks/compiled_kernels.py rope tape2 --tokens 64
 
-They are those that torch's inductor schedules in its Triton mode. Attention and our operators count as one kernel each,
-as on a GPU. A step for few sequences takes about as long as its kernels are many.
+The first counts a decoding step, the second the prefill of a prompt. Kernels are those that torch's inductor schedules
+in its Triton mode. Attention and our operators count as one kernel each, as on a GPU. A step for few sequences takes
+about as long as its kernels are many.
 """
 
 import argparse
@@ -47,15 +49,15 @@ class CountedError(Exception):
     """Stops the compiler before it compiles what it has scheduled."""
 
 
-def count_step(encoding: dict[str, Any], layers: int, batch: int) -> list[str]:
-    """The kernels of a decoding step with a static cache, in order."""
+def count_pass(encoding: dict[str, Any], layers: int, batch: int, tokens: int) -> list[str]:
+    """The kernels of a forward pass, in order: of one token a decoding step with a static cache, of more a prompt."""
     config = EquitapeConfig(
         vocab_size=64, hidden_size=256, intermediate_size=512, num_hidden_layers=layers, num_attention_heads=4,
-        max_position_embeddings=64, encoding=encoding,
+        max_position_embeddings=max(64, tokens), encoding=encoding,
     )  # fmt: skip
     model = EquitapeForCausalLM(config).to(torch.bfloat16).eval()
-    cache = StaticCache(config=model.config, max_cache_len=64)
-    tokens = torch.zeros(batch, 1, dtype=torch.long)
+    more = {"past_key_values": StaticCache(config=model.config, max_cache_len=64)} if tokens == 1 else {}
+    ids = torch.zeros(batch, tokens, dtype=torch.long)
     sources: list[str] = []
 
     def stop(graph: GraphLowering) -> None:
@@ -73,9 +75,9 @@ def count_step(encoding: dict[str, Any], layers: int, batch: int) -> list[str]:
         inductor.patch(settings),
     ):
         # allocates the cache
-        model(input_ids=tokens, past_key_values=cache)
+        model(input_ids=ids, **more)
         try:
-            torch.compile(lambda: model(input_ids=tokens, past_key_values=cache).logits, fullgraph=True)()
+            torch.compile(lambda: model(input_ids=ids, **more).logits, fullgraph=True)()
         except Exception as error:
             if not sources:
                 raise RuntimeError("inductor stopped before it had scheduled all kernels") from error
@@ -84,10 +86,10 @@ def count_step(encoding: dict[str, Any], layers: int, batch: int) -> list[str]:
     return [next(filter(None, found)) for found in CALLS.findall(body)]
 
 
-def count_layer(encoding: dict[str, Any], batch: int = 1) -> int:
+def count_layer(encoding: dict[str, Any], batch: int = 1, tokens: int = 1) -> int:
     """Kernels of one layer, which updates the field where the encoding has one."""
     # the last layer never updates
-    few, more = (len(count_step(encoding, layers, batch)) for layers in (3, 4))
+    few, more = (len(count_pass(encoding, layers, batch, tokens)) for layers in (3, 4))
     return more - few
 
 
@@ -96,14 +98,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("encodings", nargs="+", help="name and options, as for equitape bench")
     parser.add_argument("--batch", type=int, default=1, help="sequences")
-    parser.add_argument("--kernels", action="store_true", help="name the kernels of a step of three layers")
+    parser.add_argument("--tokens", type=int, default=1, help="tokens of a prompt; 1 is a decoding step")
+    parser.add_argument("--kernels", action="store_true", help="name the kernels of a pass through three layers")
     given = parser.parse_args()
     print("| encoding | kernels per layer |\n|---|---|")
     for name in given.encodings:
         encoding = parse_subject(name).encoding
-        print(f"| {name} | {count_layer(encoding, given.batch)} |")
+        print(f"| {name} | {count_layer(encoding, given.batch, given.tokens)} |")
         if given.kernels:
-            print("\n".join(f"    {kernel}" for kernel in count_step(encoding, 3, given.batch)))
+            print("\n".join(f"    {kernel}" for kernel in count_pass(encoding, 3, given.batch, given.tokens)))
 
 
 if __name__ == "__main__":
