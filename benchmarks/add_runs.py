@@ -4,8 +4,8 @@
 
 The comparison is docs/results/RECIPE/results.json; its encodings become those of the packaged recipe. A run of the same
 label and seed is replaced. A run whose recipe differs is refused, except in --ignore (dotted names): where data lay,
-say. --label FOLDER=LABEL: a run that was made without the recipe's label. Where there is no comparison yet, the first
-run begins it.
+say; so is one whose encoding differs from that of its label. --label FOLDER=LABEL: a run that was made without the
+recipe's label. Where there is no comparison yet, the first run begins it.
 """
 
 import argparse
@@ -14,6 +14,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from equitape.encodings import ENCODINGS
 from equitape.report.comparison import write_report
 from equitape.report.merged import MAY_DIFFER, read_run, read_source
 from equitape.runs.environment import join_environments
@@ -47,7 +48,22 @@ def read_runs(folders: list[Path], whole: Comparison, labels: dict[str, str], ig
             found = "; ".join(map(str, differences))
             raise SystemExit(f"{folder}: {found}. Use --ignore NAME for what does not matter.")
         runs += [replace(run, label=labels.get(folder.name, run.label)) for run in one.runs]
+    unknown = sorted(set(labels) - {folder.name for folder in folders})
+    if unknown:
+        raise SystemExit(f"--label names {', '.join(unknown)}, but no such folder is given.")
     return runs
+
+
+def check_encodings(whole: Comparison) -> None:
+    """SystemExit if two runs of a label have different encodings."""
+    first: dict[str, dict[str, Any]] = {}
+    for run in whole.runs:
+        options = {key: value for key, value in run.encoding.items() if key != "kind"}
+        kind = run.encoding["kind"]
+        found = {"kind": kind, **plain(asdict(ENCODINGS[kind].options_class.parse(options, f"Encoding {kind!r}")))}
+        if first.setdefault(run.label, found) != found:
+            differences = "; ".join(map(str, find_differences(first[run.label], found, [])))
+            raise SystemExit(f"{run.label}, seed {run.seed}: another encoding than an earlier seed's: {differences}.")
 
 
 def begun(name: str, folder: Path) -> Comparison:
@@ -90,6 +106,7 @@ def main() -> None:
     assert isinstance(whole, Comparison)
     runs = read_runs(given.folders, whole, dict(each.split("=", 1) for each in given.label), given.ignore)
     whole = joined(whole, runs, given.remark)
+    check_encodings(whole)
     # one line: indented, the losses of every step take ten times as much
     write_text(place / "results.json", json.dumps(whole.to_dict()) + "\n")
     write_report(whole, place)

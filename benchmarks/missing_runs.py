@@ -6,7 +6,8 @@
 
 First seeds come first, over all recipes. Results are those in docs/results/RECIPE/results.json. --since: runs with a
 decay or a clock from before that time count as missing, since such parts had faults that are fixed. --only: labels of
-encodings. --overrides, as the last option, changes the recipe: `--overrides train.steps=8000`.
+encodings. --overrides, as the last option, changes the recipe: `--overrides train.steps=8000`. Results count whatever
+their recipe was, so give a recipe that was changed another folder of results.
 """
 
 import argparse
@@ -56,7 +57,10 @@ def main() -> None:
     given = parser.parse_args()
     found = []
     for name in given.recipes:
-        for seed, label in missing(load_recipe(name), finished(name, given.since)):
+        recipe = load_recipe(name, given.overrides)
+        for label in given.only or ():
+            recipe.choose(label)
+        for seed, label in missing(recipe, finished(name, given.since)):
             if (given.seed is None or seed in given.seed) and (given.only is None or label in given.only):
                 found.append((seed, name, label))
     for seed, name, label in sorted(found, key=lambda run: run[0]):

@@ -127,18 +127,22 @@ def main() -> None:
     given = parser.parse_args()
     queue = Queue(given.out)
     until, last = time.monotonic() + 60 * given.minutes, -given.gap
-    while time.monotonic() < until:
-        queue.read(given.commands)
-        queue.look()
-        waiting = queue.waiting()
-        if not queue.running and not waiting:
-            break
-        room = len(queue.running) < given.at_once and time.monotonic() - last >= given.gap
-        if waiting and room and (given.free is None or not queue.running or free_gib() >= given.free):
-            queue.start(waiting[0])
-            last = time.monotonic()
-        time.sleep(PAUSE)
-    queue.interrupt()
+    # commands have sessions of their own, so they would outlive this process
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    try:
+        while time.monotonic() < until:
+            queue.read(given.commands)
+            queue.look()
+            waiting = queue.waiting()
+            if not queue.running and not waiting:
+                break
+            room = len(queue.running) < given.at_once and time.monotonic() - last >= given.gap
+            if waiting and room and (given.free is None or not queue.running or free_gib() >= given.free):
+                queue.start(waiting[0])
+                last = time.monotonic()
+            time.sleep(PAUSE)
+    finally:
+        queue.interrupt()
     done = sum(command.code == 0 for command in queue.commands.values())
     print(f"{done} of {len(queue.commands)} commands are done.")
     sys.exit(done < len(queue.commands))

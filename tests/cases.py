@@ -30,6 +30,7 @@ CASES = {
     "cope": {"num_positions": 5},
     "path": {},
     "path-gate": {"decay": "gate", "convolution": 2, "rank": 8},
+    "path-learned": {"decay": "learned"},
     "tape": {},
     "tape-options": {
         "normalize": True,

@@ -56,6 +56,16 @@ def test_runs_are_added(monkeypatch, tmp_path):
     assert again["remarks"][1:] == ["A remark."]
 
 
+def test_another_encoding_under_a_label_is_refused(monkeypatch, tmp_path):
+    for seed, kind in enumerate(("fire", "rope")):
+        given = recipe({"kind": kind, "label": "same", "seeds": [seed]})
+        execute(check_recipe(given), "same", seed, tmp_path / kind)
+    with pytest.raises(SystemExit, match=r"same, seed 1: another encoding than an earlier seed's: .*kind was"):
+        add(monkeypatch, tmp_path / "results", tmp_path / "fire", tmp_path / "rope")
+    with pytest.raises(SystemExit, match="--label names nowhere, but no such folder is given"):
+        add(monkeypatch, tmp_path / "results", tmp_path / "fire", "--label", "nowhere=x")
+
+
 def test_the_first_run_begins_a_comparison(monkeypatch, tmp_path):
     execute(check_recipe(recipe("fire")), "fire", 0, tmp_path / "one")
     add(monkeypatch, tmp_path / "results", tmp_path / "one")

@@ -2,7 +2,9 @@
 
 import json
 import runpy
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -31,6 +33,20 @@ def test_commands_run_until_they_are_done(monkeypatch, tmp_path):
     code, found = run(monkeypatch, tmp_path / "out", [well, f"echo more >> {note}"], minutes=1)
     assert len(found) == 3
     assert sorted(note.read_text().split()) == ["badly", "badly", "more", "well"]
+
+
+def test_commands_end_with_the_queue(tmp_path):
+    (tmp_path / "commands.txt").write_text(f"sleep 5; touch {tmp_path / 'late'}")
+    words = [sys.executable, str(SCRIPT), str(tmp_path / "commands.txt"), "--out", str(tmp_path / "out")]
+    queue = subprocess.Popen(words)
+    while not (tmp_path / "out" / "000.log").exists():
+        time.sleep(0.05)
+    queue.terminate()
+    queue.wait()
+    (entry,) = json.loads((tmp_path / "out" / "status.json").read_text())
+    assert (entry["tries"], entry["code"]) == (0, None)
+    time.sleep(max(0.0, 5.5 - entry["seconds"]))
+    assert not (tmp_path / "late").exists()
 
 
 def test_what_was_interrupted_begins_again(monkeypatch, tmp_path):

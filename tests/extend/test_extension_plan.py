@@ -80,6 +80,11 @@ def test_the_policy_follows_the_measurements(smollm2):
     assert shown["query growth"] == "0.05 beyond 8,192 tokens"
     yarn, none = (ExtendSettings(to=65536, **more) for more in ({"method": "yarn+lora"}, {"query_growth": 0.0}))
     assert [make_plan(smollm2, asked, MUCH, GPU).adapt.query_growth for asked in (yarn, none)] == [None, 0]
+    grown = EquitapeConfig(**{**smollm2.to_dict(), "query_growth": 0.4, "query_growth_start": 8})
+    kept = make_plan(grown, ExtendSettings(to=65536), MUCH, GPU)
+    assert kept.adapt.query_growth is None
+    assert "The base was trained with 0.4" in str(kept.choices)
+    assert comparator_settings("linear", ExtendSettings(to=65536), 0.4).query_growth == 0.4
     few = make_plan(smollm2, ExtendSettings(to=65536, steps=10), MUCH, GPU)
     assert few.adapt.theta == pytest.approx(1e5 * 8 ** (64 / 62))
     asked = make_plan(smollm2, ExtendSettings(to=65536, scaling_factor=16), MUCH, GPU)

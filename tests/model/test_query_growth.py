@@ -7,6 +7,7 @@ import torch
 
 from cases import build, draw_tokens, tiny_config
 from equitape.encodings import Positions
+from equitape.inspect.certificate import certify
 
 GROWTH = {"query_growth": 0.7, "query_growth_start": 5}
 KINDS = ["rope", "nope", "alibi", "fire", "tape", "tape2", "path-gate"]
@@ -67,6 +68,36 @@ def test_jumps_do_not_count():
         torch.testing.assert_close(model(tokens, position_jumps=jumps).logits, model(tokens).logits)
 
 
+@pytest.mark.parametrize("case", ["rope", "tape2"])
+def test_ids_do_not_count(case):
+    """Neither a shift of all ids nor gaps between them: queries grow with the tokens read, also from a cache."""
+    model, tokens = build(case, **GROWTH), draw_tokens(2, 12)
+    ids = torch.arange(12)[None] + 1000
+    padding = torch.ones_like(tokens)
+    with torch.no_grad():
+        expected = model(tokens).logits
+        torch.testing.assert_close(model(tokens, position_ids=ids).logits, expected)
+        past = model(tokens[:, :7], position_ids=ids[:, :7], use_cache=True).past_key_values
+        given = {"position_ids": ids[:, 7:], "past_key_values": past, "attention_mask": padding}
+        torch.testing.assert_close(model(tokens[:, 7:], **given).logits, expected[:, 7:])
+    gaps = build("nope", **GROWTH)
+    with torch.no_grad():
+        torch.testing.assert_close(gaps(tokens, position_ids=3 * ids).logits, gaps(tokens).logits)
+
+
+def test_certified_as_shift_invariant():
+    assert certify(build("tape", dtype=torch.float32, **GROWTH)).passed
+
+
+def test_growth_set_on_a_loaded_configuration():
+    """As transformers sets options that are given to from_pretrained."""
+    model, tokens = build("rope", max_position_embeddings=8), draw_tokens(1, 12)
+    model.config.query_growth = 0.7
+    expected = build("rope", max_position_embeddings=8, query_growth=0.7)
+    with torch.no_grad():
+        assert torch.equal(model(tokens).logits, expected(tokens).logits)
+
+
 def test_layers_with_a_window_keep_their_queries():
     plain, grown = (build("rope", sliding_window=4, **more) for more in ({}, GROWTH))
     tokens = draw_tokens(2, 12)
@@ -116,6 +147,7 @@ def test_saved_with_the_model(tmp_path):
     [
         ({"query_growth": -1.0}, "query_growth is -1.0; it must be 0 or more"),
         ({"query_growth": 0.1, "query_growth_start": 0}, "query_growth_start is 0; it must be 1 or more"),
+        ({"query_growth": 0.1, "query_growth_start": 10**30}, "it must be at most 2,147,483,647"),
     ],
 )
 def test_refusals(wrong, message):

@@ -106,3 +106,14 @@ def test_refusals_name_what_is_missing():
         )
     with pytest.raises(ValueError, match="norms is 'around'; it must be before, after or both"):
         EquitapeConfig(norms="around")
+
+
+@pytest.mark.parametrize(
+    "local", ["alibi", "fox", "t5", "cope", "learned", "sinusoidal", "randpe", {"kind": "rope", "clock": True}]
+)
+def test_layers_with_a_window_refuse_encodings_that_the_model_does_not_prepare(local):
+    window = {"sliding_window": 8, "sliding_layers": [0]}
+    with pytest.raises(ValueError, match="cannot serve some of the layers"):
+        EquitapeConfig(**window, encoding="rope", local_encoding=local)
+    slopes = {"kind": "rope", "decay": "slopes"}
+    assert EquitapeConfig(**window, encoding="tape2", local_encoding=slopes).local_encoding["decay"] == "slopes"

@@ -6,13 +6,13 @@ import pytest
 import torch
 from rich.console import Console
 
-from cases import build, draw_tokens, gap
+from cases import build, draw_tokens, gap, tiny_config
 from equitape import adapt
 from equitape.adapt import METHODS, AdaptSettings, merge_lora, summarize_training
 from equitape.adapt.show import show_model
 from equitape.pretrained.longlora import ShiftedSparseAttention
 from equitape.pretrained.lora import merged_state
-from equitape.pretrained.methods import trained_parameters
+from equitape.pretrained.methods import change_config, trained_parameters
 from families import make_source
 
 TOKENS = draw_tokens(2, 20)
@@ -285,3 +285,11 @@ def test_settings_are_refused_before_weights_are_read(tmp_path):
 def test_settings_survive_json():
     settings = AdaptSettings(method="longlora", context=99, lora_targets=("q_proj",), train_norms=False)
     assert AdaptSettings.parse(settings.to_dict(), "test") == settings
+
+
+@pytest.mark.parametrize("method", ["tape", "drope"])
+def test_values_of_another_width_are_refused_before_weights_are_read(method):
+    source = tiny_config("tape2-carried") if method == "drope" else tiny_config("rope")
+    given = {"tape": {"carried_frequencies": 2}} if method == "tape" else {}
+    with pytest.raises(ValueError, match="carried_frequencies of TAPE make values narrower"):
+        change_config(source, AdaptSettings(method=method, **given))

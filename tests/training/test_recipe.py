@@ -28,9 +28,10 @@ from equitape.training.settings import Jumps, TrainSettings
 SHIPPED = {
     "demo", "addition-20", "addition-40", "addition-40-paper", "state-tracking", "state-tracking-copy",
     "state-tracking-s5", "retrieval", "lm-books", "beyond-addition", "beyond-addition-40", "beyond-addition-growth",
-    "beyond-s5", "beyond-books", "beyond-copy", "beyond-flip-flop", "beyond-retrieval", "c4-155m", "ablation-updates",
-    "ablation-equivariance", "ablation-mixer-size", "ablation-layers", "scrolls-contract-nli", "scrolls-gov-report",
-    "scrolls-narrative-qa", "scrolls-qasper", "scrolls-qmsum", "scrolls-quality", "scrolls-summ-screen",
+    "beyond-s5", "beyond-swaps", "beyond-books", "beyond-copy", "beyond-flip-flop", "beyond-retrieval", "c4-155m",
+    "ablation-updates", "ablation-equivariance", "ablation-mixer-size", "ablation-layers", "scrolls-contract-nli",
+    "scrolls-gov-report", "scrolls-narrative-qa", "scrolls-qasper", "scrolls-qmsum", "scrolls-quality",
+    "scrolls-summ-screen",
 }  # fmt: skip
 
 
@@ -188,6 +189,17 @@ WRONG = {
     "typo in the task": ({}, ["task.trained_digit=3"], "Did you mean 'trained_digits'?"),
     "typo in an encoding": ({"encodings": [{"kind": "tape", "mixersize": 3}]}, [], "Did you mean 'mixer_size'?"),
     "unknown encoding": ({"encodings": ["rope", "tap"]}, [], "Unknown encoding 'tap'. Did you mean 'tape'?"),
+    "jumps of an encoding": (
+        {"encodings": [{"kind": "tape", "jumps": 0.03}]},
+        [],
+        "jumps of 'tape': 0.03 is not a dict",
+    ),
+    "large jumps": ({}, ["train.jumps={size: 1e300}"], "size"),
+    "tokens of jumps": (
+        {},
+        ["train.jumps={after: [9999]}"],
+        "name the tokens [9999], but those of task 'addition' are",
+    ),
     "unknown task": ({}, ["task.name=adition"], "Unknown task 'adition'. Did you mean 'addition'?"),
     "wrong type": (
         {},

@@ -52,6 +52,12 @@ def test_a_reduced_comparison_runs_to_its_report(name, tmp_path):
     assert (tmp_path / f"runs/{name}-small/report.html").exists()
 
 
+def test_a_recipe_with_one_encoding_can_be_reduced():
+    for one in ("tape", "{kind: tape}"):
+        recipe = load_recipe("lm-books", [f"encodings={one}"], small=True)
+        assert [choice.label for choice in recipe.choices] == ["tape"]
+
+
 def test_a_single_run_can_be_reduced(tmp_path):
     done = call("train", "addition-20", "--small", "--encoding", "tape", "--dry-run")
     assert "10 steps" in " ".join(done.output.split())

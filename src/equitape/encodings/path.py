@@ -118,7 +118,7 @@ class PathLayer(ColumnsLayer):
         of_query = of_key.new_zeros(1, self.num_heads, 1, of_key.shape[-1])
         decay = super().columns(hidden, positions, last_key, dtype, scale)
         if decay is not None:
-            of_query = torch.cat((of_query, decay.query), dim=-1)
+            of_query = torch.cat((of_query.expand(*decay.query.shape[:3], -1), decay.query), dim=-1)
             of_key = torch.cat((of_key, decay.key.expand(*of_key.shape[:3], -1)), dim=-1)
         return Columns(of_query, of_key)
 

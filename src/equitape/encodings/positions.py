@@ -31,8 +31,8 @@ class Positions(NamedTuple):
     """[B, 1, N, E]: the key columns of a decay by ids (decay.py), made once for all blocks."""
     drift: Tensor | None = None
     """[B, G, N]: what a clock has added to the ids."""
-    unjumped: Tensor | None = None
-    """[B, N] int64: the ids before jumps were added; None if these are the ids."""
+    counts: Tensor | None = None
+    """[B, N] int64: number of the sequence's tokens before each one; None if these are the ids."""
     query_factor: Tensor | None = None
     """[B, N]: factor of each token's queries; None if they stay as they are."""
     shards: Shards | None = None
@@ -42,10 +42,10 @@ class Positions(NamedTuple):
 def grown_queries(positions: Positions, growth: float, start: int) -> Positions:
     """Positions whose queries grow with the tokens read: by 1 + growth * ln(tokens / start) beyond `start` tokens.
 
-    Jumps do not count: they make distances larger, not the number of keys.
+    Ids do not matter: jumps and shifts change distances, not the number of keys.
     """
-    ids = positions.ids if positions.unjumped is None else positions.unjumped
-    beyond = ((ids + 1).float() / start).clamp(min=1).log()
+    counts = positions.ids if positions.counts is None else positions.counts
+    beyond = ((counts + 1).float() / start).clamp(min=1).log()
     return positions._replace(query_factor=1 + growth * beyond)
 
 

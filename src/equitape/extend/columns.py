@@ -8,8 +8,10 @@ from .settings import COMPARATORS, EVERY_COMPARATOR, UNTRAINED, WITHOUT_JUMPS, E
 LORA = {"lora_rank": None, "lora_alpha": None, "lora_targets": ()}
 
 
-def comparator_settings(name: str, settings: ExtendSettings) -> ExtendSettings:
+def comparator_settings(name: str, settings: ExtendSettings, base_growth: float = 0.0) -> ExtendSettings:
     """The settings of a comparator: those of the extension, but for what its name says.
+
+    base_growth: the base's `query_growth`, which columns without training keep.
 
     A learning rate and options of LoRA and TAPE that are given for the extension hold for comparators of the same kind.
     """
@@ -17,7 +19,7 @@ def comparator_settings(name: str, settings: ExtendSettings) -> ExtendSettings:
     given = {**settings.to_dict(), "scaling": None, "theta": None, "compare": ()}
     if way in UNTRAINED:
         # positions alone change
-        given |= {"method": "lora", "scaling": way, "query_growth": 0.0, "tape": None}
+        given |= {"method": "lora", "scaling": way, "query_growth": base_growth, "tape": None}
         return ExtendSettings.parse({**given, **changes}, name)
     method = way.removesuffix(WITHOUT_JUMPS)
     given["method"] = method

@@ -54,10 +54,12 @@ def choose_theta(config: EquitapeConfig, settings: ExtendSettings, tokens: float
     )
 
 
-def choose_growth(settings: ExtendSettings, scaling: str | None) -> tuple[float | None, str]:
+def choose_growth(config: EquitapeConfig, settings: ExtendSettings, scaling: str | None) -> tuple[float | None, str]:
     """How queries grow with the tokens read, None for the base's growth, and why."""
     if settings.query_growth is not None:
         return settings.query_growth, "You set it."
+    if config.query_growth:
+        return None, f"The base was trained with {config.query_growth:g}."
     if scaling == "yarn":
         return None, "YaRN makes scores larger itself."
     if settings.save == "native":
@@ -130,7 +132,7 @@ def choose_method(
     if "theta" in method and scaling is not None and settings.theta is None:
         # the scaling replaces a larger base
         given["theta"] = float(encoding.get("theta", 10000.0))
-    growth, why_growth = choose_growth(settings, scaling)
+    growth, why_growth = choose_growth(config, settings, scaling)
     given["query_growth"] = growth
     start = config.query_growth_start or config.context
     grows = f"{growth:g} beyond {start:,} tokens" if growth else "unchanged" if growth is None else "none"

@@ -159,7 +159,7 @@ def plan_comparators(
     refused: dict[str, list[str]] = {}
     for name in list_comparators(settings):
         try:
-            plans[name] = make_plan(config, comparator_settings(name, settings), text, device)
+            plans[name] = make_plan(config, comparator_settings(name, settings, config.query_growth), text, device)
         except ValueError as error:
             if name in settings.compare:
                 raise ValueError(f"{name} cannot be compared: {error}") from error

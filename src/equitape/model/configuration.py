@@ -10,7 +10,8 @@ from typing import Any
 from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
 
-from ..encodings import Geometry, Positions, build_encoding, parse_encoding
+from ..encodings import Geometry, PositionalEncoding, Positions, build_encoding, parse_encoding
+from ..encodings.columns import ColumnsEncoding
 from ..encodings.positions import grown_queries
 from ..registry import describe_choices
 from ..settings import check_value
@@ -41,6 +42,25 @@ REMOVED_FIELDS = {"shifted_group_size": "equitape.adapt with the method 'longlor
 """Fields of version 0.1 that old files may contain."""
 MOST, MOST_LAYERS = (1 << 31) - 1, 100_000
 """The largest size of a tensor's dimension, and the most layers; larger numbers end in errors of torch or never end."""
+
+
+def check_local(encoding: PositionalEncoding, local: PositionalEncoding) -> None:
+    """Refuse an encoding of the layers with a window that needs more than the ids made for the main one."""
+    counts = local.needs_extent and not encoding.needs_extent
+    changes = [name for name in ("embed", "map_ids") if _changes(local, name)]
+    if local.adds_bias or local.keeps_sums or counts or changes:
+        raise ValueError(
+            f"local_encoding {local.kind!r} with these options cannot serve some of the layers: the model prepares "
+            f"ids, biases and running sums for its main encoding only. Use 'rope', 'nope', 'tape' or 'tape2' without a "
+            f"clock or a gate, and slopes only if the main encoding has slopes."
+        )
+
+
+def _changes(encoding: PositionalEncoding, hook: str) -> bool:
+    """Whether an encoding has this hook, other than to make the columns of a decay, which a layer can do itself."""
+    if hook == "map_ids" and isinstance(encoding, ColumnsEncoding):
+        return encoding.has_clock
+    return getattr(type(encoding), hook) is not getattr(PositionalEncoding, hook)
 
 
 class EquitapeConfig(PreTrainedConfig):
@@ -151,6 +171,7 @@ class EquitapeConfig(PreTrainedConfig):
             self.local_encoding = parse_encoding(self.local_encoding, self.geometry)
             if self.encoding.get("clock") and 0 in self.local_layers:
                 raise ValueError("A clock keeps its sum in layer 0, which has local_encoding here; use no clock.")
+            check_local(*(build_encoding(each, self.geometry) for each in (self.encoding, self.local_encoding)))
         super().__post_init__(**kwargs)
 
     def to_json_file(self, json_file_path: str | PathLike[str], use_diff: bool = True) -> None:
@@ -189,8 +210,9 @@ class EquitapeConfig(PreTrainedConfig):
             raise ValueError(f"query_growth is {self.query_growth}; it must be 0 or more.")
         if self.query_growth and self.query_growth_start is None:
             self.query_growth_start = self.context
-        if self.query_growth_start is not None and self.query_growth_start < 1:
-            raise ValueError(f"query_growth_start is {self.query_growth_start}; it must be 1 or more.")
+        if self.query_growth_start is not None and not 1 <= self.query_growth_start <= MOST:
+            bound = "1 or more" if self.query_growth_start < 1 else f"at most {MOST:,}"
+            raise ValueError(f"query_growth_start is {self.query_growth_start}; it must be {bound}.")
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
                 f"num_attention_heads {self.num_attention_heads} is not a multiple of num_key_value_heads "
@@ -245,8 +267,8 @@ class EquitapeConfig(PreTrainedConfig):
         """Positions with the factors of queries that `query_growth` asks for."""
         if not self.query_growth:
             return positions
-        assert self.query_growth_start is not None
-        return grown_queries(positions, self.query_growth, self.query_growth_start)
+        # growth may have been set on a loaded configuration
+        return grown_queries(positions, self.query_growth, self.query_growth_start or self.context)
 
     @property
     def geometry(self) -> Geometry:

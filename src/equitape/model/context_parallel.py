@@ -95,7 +95,7 @@ def place(
     if jumps is not None:
         ids = ids + shards.running_sum(jumps)
     # ids that Trainer splits have the jumps in them
-    positions = Positions(ids=ids, shards=shards, unjumped=places)
+    positions = Positions(ids=ids, shards=shards, counts=places)
     if encoding.needs_extent:
         origin, span = sequence_extent(ids, None, None)
         last = shards.extreme(origin + span, largest=True)

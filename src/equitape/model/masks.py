@@ -65,13 +65,17 @@ def build_positions(
         runs = runs_from_restarts(position_ids)
         if may_read() and not bool(runs.any()):
             runs = None
-    ids = position_ids
-    if ids is None:
-        ids = ids_within_runs(runs) if runs is not None else default_ids(num_tokens, past_length, padding, x.device)
-    unjumped = None
+    if runs is not None:
+        counts = ids_within_runs(runs)
+    elif position_ids is None or padding is not None or attention_mask is None:
+        counts = default_ids(num_tokens, past_length, padding, x.device)
+    else:
+        # a prepared mask does not show padding, which given ids leave out
+        counts = position_ids
+    ids = counts if position_ids is None else position_ids
     if position_jumps is not None:
-        unjumped, ids = ids, add_jumps(ids, position_jumps, runs)
-    positions = Positions(ids=ids, segments=runs, valid=valid, unjumped=unjumped)
+        ids = add_jumps(ids, position_jumps, runs)
+    positions = Positions(ids=ids, segments=runs, valid=valid, counts=counts)
     if encoding.keeps_sums and past is not None:
         first_key = past.get_mask_sizes(num_tokens, 0)[1]
         seen = seen_tokens(encoding, x, attention_mask, first_key)

@@ -4,8 +4,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
+from ..encodings import build_encoding
 from ..model import EquitapeConfig, EquitapeForCausalLM
 from .longlora import ShiftedSparseAttention
 from .lora import add_lora
@@ -28,9 +30,22 @@ def change_config(source: EquitapeConfig, settings: AdaptSettings) -> EquitapeCo
         given["query_growth"] = settings.query_growth
         given["query_growth_start"] = source.query_growth_start or source.context
     config = EquitapeConfig.from_dict(given)
+    if value_rooms(config) != value_rooms(source):
+        raise ValueError(
+            "carried_frequencies of TAPE make values narrower, and the source's values have another width; use the "
+            "source's carried_frequencies and layers, and a method that keeps its encoding."
+        )
     if settings.effects.shifted:
         shifted_attention(config, settings).check(config)
     return config
+
+
+def value_rooms(config: EquitapeConfig) -> list[int]:
+    """Columns of a value that make room for what attention carries, block by block."""
+    assert isinstance(config.encoding, dict)
+    with torch.device("meta"):
+        encoding = build_encoding(config.encoding, config.geometry)
+        return [encoding.layer(index).value_room for index in range(config.geometry.num_layers)]
 
 
 def shifted_attention(config: EquitapeConfig, settings: AdaptSettings) -> ShiftedSparseAttention:

@@ -74,6 +74,12 @@ def build_config(recipe: Recipe, task: Task, choice: EncodingChoice) -> Equitape
     with torch.device("meta"):
         encoding = build_encoding(config.encoding, config.geometry)
     check_jumps(choice.jumps, [encoding])
+    unknown = sorted(token for token in (choice.jumps.tokens if choice.jumps else ()) if token >= config.vocab_size)
+    if unknown:
+        raise ValueError(
+            f"jumps of {choice.label!r} name the tokens {unknown}, but those of task {task.name!r} are 0 to "
+            f"{config.vocab_size - 1}."
+        )
     try:
         encoding.check_lengths(task.trained_length, task.tested_length)
     except ValueError as error:

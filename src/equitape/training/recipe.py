@@ -143,7 +143,7 @@ class Recipe(Settings):
         checked = check_seeds(seeds, f"seeds of {label!r}")
         jumps = self.train.jumps
         if "jumps" in given:
-            jumps = Jumps.parse(given["jumps"], f"jumps of {label!r}") if given["jumps"] else None
+            jumps = parse_jumps(given["jumps"], label)
         return EncodingChoice(label=label, encoding=options, seeds=checked, start=start, jumps=jumps)
 
     def choose(self, label: str) -> EncodingChoice:
@@ -152,6 +152,17 @@ class Recipe(Settings):
         if label not in choices:
             raise ValueError(f"The recipe has no encoding {label!r}.{describe_choices(label, choices)}")
         return choices[label]
+
+
+def parse_jumps(given: Any, label: str) -> Jumps | None:
+    """The jumps of one encoding."""
+    if given is None or given is False:
+        return None
+    if not isinstance(given, dict):
+        raise ValueError(
+            f"jumps of {label!r}: {given!r} is not a dictionary; write for example {{rate: 0.03}}, or null for none."
+        )
+    return Jumps.parse(given, f"jumps of {label!r}")
 
 
 def check_seeds(seeds: Any, where: str) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ Share = Annotated[float, Ge(0), Le(1)]
 Seed = Annotated[int, Ge(0), Lt(2**32)]
 """The range of seeds that all libraries accept."""
 MOST_RATE = 1e30
+MOST_JUMP = 1_000_000
 """Far beyond any use; what float32 cannot hold ends in an error of torch."""
 UNIMPORTANT = ("logging_steps", "eval_steps", "save_steps", "save_total_limit", "dataloader_num_workers")
 """Settings that do not affect weights or scores."""
@@ -23,23 +24,28 @@ class Jumps(Settings):
 
     rate: Share = 0.03
     """Probability of a jump at each token."""
-    size: Annotated[float, Gt(0)] = 2.0
+    size: Annotated[float, Gt(0), Le(MOST_JUMP)] = 2.0
     """Largest jump, in multiples of the length of the longest training row."""
     shape: Literal["uniform", "log"] = "uniform"
     """Distribution of jump sizes: "uniform", or "log" (log-uniform: small sizes more often)."""
-    stretch: Annotated[int, Ge(1)] = 1
+    stretch: Annotated[int, Ge(1), Le(MOST_JUMP)] = 1
     """Ids of a row grow by a stride drawn from 1 to this, instead of by 1."""
     after: tuple[Annotated[int, Ge(0)], ...] = ()
     """Token ids, for example [10, 12], after which jumps may occur. Default: after any token."""
     restart: tuple[Annotated[int, Ge(0)], ...] = ()
     """Token ids, for example of separators, at which the row's jumps begin again: the n-th tokens after each of them,
     and the n-th token of the row, jump alike. The separators always jump. Default: none."""
-    total: Annotated[float, Gt(0)] | None = None
+    total: Annotated[float, Gt(0), Le(MOST_JUMP)] | None = None
     """Largest sum of the jumps of a row, in multiples of the length of the longest. Default: no limit."""
 
     def __post_init__(self) -> None:
         if self.after and self.restart:
             raise ValueError("jumps: after and restart are both set; `restart` tokens always jump, so set only one.")
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """The tokens that decide where jumps are."""
+        return self.after + self.restart
 
     def largest(self, row_length: int) -> int:
         """The largest jump in rows of this many tokens."""

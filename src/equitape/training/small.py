@@ -46,7 +46,8 @@ def reduce(content: dict[str, Any]) -> dict[str, Any]:
     """
     task = dict(content.get("task") or {})
     train = {key: value for key, value in (content.get("train") or {}).items() if key not in DROPPED}
-    encodings = [_reduce_encoding(given) for given in content.get("encodings") or ()]
+    given = content.get("encodings") or ()
+    encodings = [_reduce_encoding(each) for each in (given if isinstance(given, list | tuple) else [given])]
     if any(isinstance(given, dict) and "start" in given for given in encodings):
         # train from scratch, not from a checkpoint
         encodings = ["rope", "tape"]
