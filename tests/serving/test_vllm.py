@@ -20,7 +20,7 @@ pytest.importorskip("vllm", reason="make test-vllm installs vLLM in a separate e
 import vllm_engine as served
 from cases import CASES, gap
 
-REFUSED = ("t5", "fire", "cope", "path", "path-gate", "rope-dynamic", "randpe-sampled", "tape2-carried")
+REFUSED = ("t5", "fire", "cope", "path", "path-gate", "path-learned", "rope-dynamic", "randpe-sampled", "tape2-carried")
 LIKE_GEMMA = {
     "norms": "both",
     "norm_offset": 1.0,

@@ -22,6 +22,7 @@ REFUSED = {
     "cope": "takes no bias",
     "path": "takes no bias",
     "path-gate": "takes no bias",
+    "path-learned": "takes no bias",
     "rope-dynamic": "changes its frequencies",
     "randpe-sampled": "new ids are drawn",
     "tape2-carried": "values and keys one width",

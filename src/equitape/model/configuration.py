@@ -86,7 +86,7 @@ class EquitapeConfig(PreTrainedConfig):
         logit_softcap: Bound of the logits, by tanh.
         embedding_scale: Factor of the token embeddings.
         local_encoding: The positional encoding of the layers with a sliding window, as in Gemma 3, which rotates more
-            slowly elsewhere. Default: `encoding`.
+            slowly elsewhere: "rope", "nope", "tape" or "tape2" without a clock or a gate. Default: `encoding`.
         unrotated_layers: Layers without positions, as in SmolLM3.
         experts: Layers with a mixture of experts, as {"family": "mixtral", "layers": [0, 1], ...} with the fields of
             that family's configuration in transformers, whose modules they are.
