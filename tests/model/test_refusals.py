@@ -31,6 +31,7 @@ def test_ids_beyond_the_vocabulary(wrong):
         ({"input_ids": torch.tensor([[1.0, 2.0]])}, r"input_ids is torch\.float32; it must be integer"),
         ({"input_ids": torch.tensor([1, 2])}, r"input_ids has shape \[2\]; it must be \[B, N\]"),
         ({"input_ids": torch.zeros(1, 0, dtype=torch.long)}, "input_ids has no tokens; give at least one"),
+        ({"input_ids": torch.zeros(0, 3, dtype=torch.long)}, "input_ids has no rows; give at least one"),
         (
             {"inputs_embeds": torch.zeros(1, 3, 32, dtype=torch.long)},
             r"inputs_embeds is torch\.int64; it must be float",

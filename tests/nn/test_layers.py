@@ -434,6 +434,11 @@ REFUSED = {
     "positions is a list; with 6 tokens in 2 rows it must be a tensor": lambda: standalone()(X, positions=[0] * 6),
     "hidden_size 30 is not a multiple of num_heads 4": lambda: TapeAttention(30, 4),
     "head_dim must be even; it is 7": lambda: TapeAttention(28, 4),
+    "give at least one row and one token": lambda: standalone("tape2")(X[:, :0]),
+    "positions are torch.float32, but encoding 'tape2' counts whole tokens": lambda: standalone("tape2")(
+        X, positions=torch.arange(X.shape[1]).float()
+    ),
+    "Encoding 'tape2' with decay_inside needs head_dim 6 or more": lambda: standalone("tape2", head_dim=4),
     "The encoding has 2 axes, so positions must be given": lambda: standalone(num_axes=2)(X),
     "positions has shape [6]; with 6 tokens in 2 rows and 2 axes it must be a tensor [6, 2] or": lambda: standalone(
         num_axes=2

@@ -17,7 +17,7 @@ Shapes: B batch, N tokens, H query heads, G key-value heads, D head dimension, C
 import math
 import random
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +39,7 @@ from .values import RotaryOptions
 class TapeOptions(RotaryOptions):
     """Options of TAPE. The defaults are the paper's model at L = R = 2."""
 
+    kind: ClassVar[str] = "tape"
     theta: Base = 10000.0
     scaling: Scaling = field(default_factory=Scaling)
     """Scaling of the initial phasors."""
@@ -70,34 +71,34 @@ class TapeOptions(RotaryOptions):
     """Initial standard deviation of W_a, W_2 and gamma, in units of 1 / sqrt(fan-in). Zero starts as RoPE."""
 
     def check(self, geometry: Geometry) -> None:
-        check_rotary("tape", self.scaling, geometry)
-        self.check_decay("tape", geometry)
-        self.check_values("tape", geometry)
+        check_rotary(self.kind, self.scaling, geometry)
+        self.check_decay(self.kind, geometry)
+        self.check_values(self.kind, geometry)
         if self.scaling.kind == "dynamic":
             raise ValueError(
-                "Encoding 'tape' carries its field in the cache, so the scaling cannot be 'dynamic'; use 'ntk'."
+                f"Encoding {self.kind!r} carries its field in the cache, so the scaling cannot be 'dynamic'; use 'ntk'."
             )
         if self.init == "fourier" and self.scaling.kind not in ("default", "linear"):
             raise ValueError(
-                f"Encoding 'tape' with init 'fourier' has random frequencies; the scaling {self.scaling.kind!r} "
+                f"Encoding {self.kind!r} with init 'fourier' has random frequencies; the scaling {self.scaling.kind!r} "
                 f"does not apply to them: use 'linear' or init 'rope'."
             )
         count, frequencies = self.carried_frequencies, geometry.head_dim // 2
         if count is not None and not (self.attention_update or self.move):
             raise ValueError(
-                "Encoding 'tape' has carried_frequencies, but attention carries nothing; set attention_update or move "
-                "to true."
+                f"Encoding {self.kind!r} has carried_frequencies, but attention carries nothing; set attention_update "
+                f"or move to true."
             )
         if count is not None and (count == frequencies or frequencies % count):
             able = ", ".join(str(size) for size in range(1, frequencies) if frequencies % size == 0)
             raise ValueError(
-                f"Encoding 'tape' has carried_frequencies {count}; for heads of {geometry.head_dim} it must be one of "
-                f"{able}."
+                f"Encoding {self.kind!r} has carried_frequencies {count}; for heads of {geometry.head_dim} it must be "
+                f"one of {able}."
             )
         if count is not None and self.rotate_values:
             raise ValueError(
-                "Encoding 'tape' has carried_frequencies, which leave values too narrow to rotate; set rotate_values "
-                "to 0, or leave out carried_frequencies."
+                f"Encoding {self.kind!r} has carried_frequencies, which leave values too narrow to rotate; set "
+                f"rotate_values to 0, or leave out carried_frequencies."
             )
         updating_blocks(self.layers, geometry)
 

@@ -5,7 +5,7 @@ half of the heads, inside their width. Train it with jumps (training/jumps.py) t
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from ..settings import Gt, Le
 from .base import register_encoding
@@ -16,6 +16,7 @@ from .tape import Tape, TapeOptions
 class Tape2Options(TapeOptions):
     """Options of TAPE with other defaults."""
 
+    kind: ClassVar[str] = "tape2"
     normalize: bool = True
     complex_mixing: bool = True
     decay: Literal["none", "slopes", "learned", "gate"] = "learned"

@@ -31,8 +31,9 @@ def check_tokens(input_ids: Tensor | None, inputs_embeds: Tensor | None) -> None
         raise ValueError(
             f"{name} is {tokens.dtype}; it must be {'integer' if letters == '[B, N]' else 'floating point'}."
         )
-    if tokens.shape[1] == 0:
-        raise ValueError(f"{name} has no tokens; give at least one.")
+    if 0 in tokens.shape[:2]:
+        what = "tokens" if tokens.shape[1] == 0 else "rows"
+        raise ValueError(f"{name} has no {what}; give at least one.")
 
 
 def check_labels(labels: Tensor, vocab_size: int) -> None:

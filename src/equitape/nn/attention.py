@@ -195,6 +195,8 @@ class Attention(Pieces, AttentionCore):
     def _check_input(self, name: str, x: Tensor) -> None:
         if not isinstance(x, Tensor) or x.dim() != 3 or x.shape[-1] != self.geometry.hidden_size:
             raise ValueError(f"{name} {describe(x)}; it must be a tensor [B, N, {self.geometry.hidden_size}].")
+        if not x.numel():
+            raise ValueError(f"{name} {describe(x)}; give at least one row and one token.")
         check_real(name, x.dtype)
 
     def _context(

@@ -69,6 +69,10 @@ def locate(
     axes = encoding.geometry.num_axes
     if ids is not None:
         ids = check_ids("positions", ids, batch, num_tokens, axes)
+        if ids.is_floating_point() and encoding.needs_extent:
+            raise ValueError(
+                f"positions are {ids.dtype}, but encoding {encoding.kind!r} counts whole tokens; give integers."
+            )
     elif axes > 1:
         raise ValueError(
             f"The encoding has {axes} axes, so positions must be given: ids [N, {axes}] or [B, N, {axes}], for example "
