@@ -221,7 +221,11 @@ class Watcher(ExitStack):
         encoding = self.target.encoding
         state = None
         if has_token_state(encoding):
-            state = encoding.field(found["state"])[0].expand(encoding.geometry.num_kv_heads, -1, -1)
+            state = found["state"]
+            # layers with an encoding of their own, as Gemma's with a window, pack nothing
+            if encoding.state_width in (None, state.shape[-1]):
+                state = encoding.field(state)
+            state = state[0].expand(encoding.geometry.num_kv_heads, -1, -1)
         mixing = None
         if "gate" in found:
             part = found["part"]
