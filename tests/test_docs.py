@@ -181,8 +181,8 @@ def test_changelog_and_citation_name_this_version():
 def test_every_option_is_documented():
     for kind in available_encodings():
         page = (ROOT / f"docs/reference/encodings/{kind}.md").read_text()
-        for name in ENCODINGS[kind].options_class.__dataclass_fields__:
-            assert f"`{name}" in page, f"{kind}.md says nothing of {name}"
+        for option in dataclasses.fields(ENCODINGS[kind].options_class):
+            assert f"`{option.name}" in page, f"{kind}.md says nothing of {option.name}"
 
 
 def source_texts():

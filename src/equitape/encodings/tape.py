@@ -114,11 +114,11 @@ def updating_blocks(layers: str | tuple[int, ...], geometry: Geometry) -> set[in
     if layers == "last_half":
         return set(range(blocks // 2, readable))
     if isinstance(layers, str):
-        raise ValueError(f"Encoding 'tape' has layers {layers!r}; use 'all', 'last_half' or a list of block indices.")
+        raise ValueError(f"TAPE has layers {layers!r}; use 'all', 'last_half' or a list of block indices.")
     wrong = sorted(index for index in layers if not (isinstance(index, int) and 0 <= index < readable))
     if wrong:
         raise ValueError(
-            f"Encoding 'tape' cannot update the field in blocks {wrong}; allowed: 0 to {readable - 1} "
+            f"TAPE cannot update the field in blocks {wrong}; allowed: 0 to {readable - 1} "
             f"(nothing would read an update by the last block)."
         )
     return set(layers)
