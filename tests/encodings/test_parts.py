@@ -10,7 +10,7 @@ from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 from cases import build, draw_tokens, gap, tiny_config
 from equitape import EquitapeForCausalLM
 from equitape.encodings import Geometry, Positions, build_encoding
-from equitape.encodings.clock import clock_drift
+from equitape.encodings.clock import ClockOptions, clock_drift
 from equitape.encodings.columns import ColumnsEncoding
 from equitape.encodings.decay import alibi_slopes
 from equitape.encodings.heads import Columns, put_columns, take_columns
@@ -221,19 +221,20 @@ def test_gradient_goes_through_one_part():
     assert number.grad.item() == pytest.approx(1 / 64, rel=1e-6)
 
 
-@pytest.mark.parametrize("speed", [1.0, 8.0])
-def test_clock_by_hand(speed):
+@pytest.mark.parametrize(("speed", "reach"), [(1.0, 1.0), (8.0, 1.0), (1.0, 4.0), (8.0, 0.5)])
+def test_clock_by_hand(speed, reach):
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(2, N, 32, dtype=torch.float64, generator=generator)
     weight = torch.randn(2, 32, dtype=torch.float64, generator=generator)
-    found = clock_drift(weight, x, Positions(ids=torch.arange(N)[None]), None, speed)
+    options = ClockOptions(clock=True, clock_speed=speed, clock_range=reach)
+    found = clock_drift(weight, x, Positions(ids=torch.arange(N)[None]), None, options)
     for batch in range(2):
         for head in range(2):
             total = 0.0
             for token in range(N):
                 normed = x[batch, token] / math.sqrt(x[batch, token].square().mean().item() + 1e-6)
-                # a token counts for 2 sigmoid(speed w x) steps, of which the id has counted one
-                total += 2 / (1 + math.exp(-speed * (normed @ weight[head]).item())) - 1
+                # a token counts for 1 - reach to 1 + reach steps, of which the id has counted one
+                total += reach * (2 / (1 + math.exp(-speed / reach * (normed @ weight[head]).item())) - 1)
                 assert found[batch, head, token].item() == pytest.approx(total, abs=1e-9)
 
 
@@ -348,6 +349,7 @@ def test_jumps_that_mean_nothing_are_refused():
         ({"decay": "slopes", "decay_heads": 0.0}, "decay_heads is 0.0; it must be a number above 0"),
         ({"decay": "slopes", "decay_slowest": 1.0}, "decay_slowest is 1.0; it must be a number above 0 and below 1"),
         ({"clock": True, "clock_speed": 0.0}, "clock_speed is 0.0; it must be a number above 0"),
+        ({"clock": True, "clock_range": 0.0}, "clock_range is 0.0; it must be a number above 0"),
         ({"decay": "gate", "decay_inside": True}, "needs head_dim 6 or more, not 4"),
         ({"decay": "gate", "decay_heads": 0.2}, "none of 2 heads; raise it to at least 0.5"),
     ],

@@ -1,7 +1,7 @@
-"""A clock: content advances positions. A token counts for 0 to 2 steps; 1 is the usual one.
+"""A clock: content advances positions. A token counts for 1 - r to 1 + r steps, with r the clock's range.
 
-p_i = id_i + sum over j <= i of tanh(s w_g x_j / 2), with x the normalised embeddings, w of key-value head g and s the
-clock's speed. At w = 0, where training starts, positions are the ids. The sum is called the drift of the clock.
+p_i = id_i + sum over j <= i of r tanh(s w_g x_j / (2 r)), with x the normalised embeddings, w of key-value head g and
+s the clock's speed. At w = 0, where training starts, positions are the ids. The sum is called the drift of the clock.
 
 Shapes: B batch, N tokens, G key-value heads, C hidden size, E extra columns.
 """
@@ -25,14 +25,17 @@ class ClockOptions(DecayOptions):
     """Options of rotary encodings with an optional decay and clock."""
 
     clock: bool = False
-    """Whether content advances positions: a token counts for 0 to 2 steps, learned per key-value head."""
+    """Whether content advances positions: each token counts for its own number of steps, learned per key-value head."""
     clock_speed: Annotated[float, Gt(0)] = 1.0
-    """Learning speed of the clock relative to other weights: a token counts for 2 sigmoid(clock_speed w x) steps. With
-    a higher speed tokens come to count for exactly 0 or 2 steps sooner."""
+    """Learning speed of the clock relative to other weights. With a higher speed tokens come to count for the least or
+    the most steps sooner."""
+    clock_range: Annotated[float, Gt(0)] = 1.0
+    """How many steps more or fewer than one a token may count. With 1 it counts for 0 to 2 steps. With 4 it can turn
+    the fastest phasor by half a turn or more, so that positions can tell odd counts from even ones."""
 
 
 def clock_drift(
-    weight: Tensor, embeddings: Tensor, positions: Positions, previous: Tensor | None, speed: float
+    weight: Tensor, embeddings: Tensor, positions: Positions, previous: Tensor | None, options: ClockOptions
 ) -> Tensor:
     """[B, G, N] in float32 or wider.
 
@@ -43,7 +46,8 @@ def clock_drift(
     with without_autocast(embeddings.device):
         x = embeddings.to(wide)
         x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPSILON)
-        steps = (nn.functional.linear(x, weight.to(wide)) * (speed / 2)).tanh()
+        reach = options.clock_range
+        steps = reach * (nn.functional.linear(x, weight.to(wide)) * (options.clock_speed / (2 * reach))).tanh()
     before = None if previous is None else join_parts(previous[..., -PARTS:])
     return running_sum(steps.transpose(1, 2), positions, before)
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from .base import LayerEncoding, PositionalEncoding
-from .clock import clock_drift
+from .clock import ClockOptions, clock_drift
 from .decay import Decay, DecayOptions, count_columns, distance_columns
 from .heads import Columns, take_columns
 from .options import Geometry, Options
@@ -91,23 +91,16 @@ def column_dtype(x: Tensor) -> torch.dtype:
 
 
 class ColumnsEncoding(PositionalEncoding):
-    """An encoding with a decay and, if `has_clock` is set, a clock."""
+    """An encoding with a decay and, if its options are those of a clock and switch it on, a clock."""
 
-    def __init__(
-        self,
-        options: Options,
-        geometry: Geometry,
-        decay: DecayOptions,
-        has_clock: bool = False,
-        clock_speed: float = 1.0,
-    ):
+    def __init__(self, options: Options, geometry: Geometry, decay: DecayOptions):
         super().__init__(options, geometry)
         self.decay = decay
-        self.has_clock = has_clock
-        self.clock_speed = clock_speed
-        self.keeps_sums = has_clock or decay.decay == "gate"
+        self.clock_options = decay if isinstance(decay, ClockOptions) else ClockOptions()
+        self.has_clock = self.clock_options.clock
+        self.keeps_sums = self.has_clock or decay.decay == "gate"
         # the score gains with every step towards the last token, and a clock counts from the first
-        self.needs_causal = has_clock or decay.decay != "none"
+        self.needs_causal = self.has_clock or decay.decay != "none"
         # constant slopes count from the start of the sequence
         self.needs_extent = decay.decay in ("slopes", "learned")
         if self.has_clock:
@@ -136,5 +129,5 @@ class ColumnsEncoding(PositionalEncoding):
             return positions
         width = count_columns(self.decay, keeps_clock=True)
         previous = None if last_key is None else take_columns(last_key, width, self.decay.decay_inside)
-        drift = clock_drift(self.clock, embeddings, positions, previous, self.clock_speed)
+        drift = clock_drift(self.clock, embeddings, positions, previous, self.clock_options)
         return positions._replace(drift=drift)

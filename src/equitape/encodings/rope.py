@@ -40,7 +40,7 @@ class RoPE(ColumnsEncoding):
     has_field = True
 
     def __init__(self, options: RoPEOptions, geometry: Geometry):
-        super().__init__(options, geometry, options, options.clock, options.clock_speed)
+        super().__init__(options, geometry, options)
         # dynamic NTK depends on the sequence length
         self.needs_extent = self.needs_extent or options.scaling.kind == "dynamic"
 

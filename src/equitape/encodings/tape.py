@@ -252,7 +252,7 @@ class Tape(ColumnsEncoding):
     has_field = True
 
     def __init__(self, options: TapeOptions, geometry: Geometry):
-        super().__init__(options, geometry, options, options.clock, options.clock_speed)
+        super().__init__(options, geometry, options)
         # plain numbers, not a buffer: a buffer would be rounded when the model is cast to half precision
         self.fourier_features = draw_fourier_features(options, geometry)
 
