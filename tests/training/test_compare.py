@@ -500,3 +500,5 @@ def test_a_table_of_results_cuts_no_word_and_counts_what_it_leaves_out(width):
     columns = next(line for line in text.splitlines() if "155,123,456" in line).count("3.142")
     assert columns == {80: 3, 60: 1, 200: 4}[width]
     assert f"The report has {len(names) - columns} more metrics per run." in " ".join(text.split())
+    # lower is better, as the task declares it
+    assert text.count("1x ↓") + text.count("2x ↓") == {80: 2, 60: 1, 200: 3}[width]

@@ -150,7 +150,10 @@ class Recipe(Settings):
         """The encoding with a label."""
         choices = {choice.label: choice for choice in self.choices}
         if label not in choices:
-            raise ValueError(f"The recipe has no encoding {label!r}.{describe_choices(label, choices)}")
+            raise ValueError(
+                f"The recipe has no encoding {label!r}.{describe_choices(label, choices)} "
+                'For another one set encodings, for example "encodings=[rope,tape]".'
+            )
         return choices[label]
 
 
