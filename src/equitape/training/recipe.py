@@ -258,7 +258,10 @@ def find_recipe(source: str | Path) -> Path:
     if path.is_dir() and len(path.parts) > 1:
         raise ValueError(f"{str(source)!r} is a folder; a recipe is a YAML file.")
     if path.suffix in (".yaml", ".yml") or len(path.parts) > 1:
-        raise ValueError(f"There is no recipe file {str(source)!r}.")
+        raise ValueError(
+            f"There is no recipe file {str(source)!r}; check the path, or give the name of a built-in recipe "
+            "(equitape recipes lists them)."
+        )
     shipped = SHIPPED / f"{source}.yaml"
     if not shipped.is_file():
         raise ValueError(f"There is no recipe {str(source)!r}.{describe_choices(source, available_recipes())}")
