@@ -80,10 +80,17 @@ def main(
             load_plugins()
 
 
-for taking in (train, compare):
-    app.command(cls=RecipeCommand)(in_one_sentence(taking))
-app.command("eval")(in_one_sentence(evaluate))
-for command in (
-    report, demo, extend, adapt, generate, chat, inspect, check, bench, plan, recipes, encodings, tasks, data
-):  # fmt: skip
-    app.command()(in_one_sentence(command))
+# in the order of the help, and of docs/reference/commands.md
+PANELS = {
+    "Train and compare encodings": (demo, compare, train, report),
+    "Pretrained models": (extend, adapt, generate, chat),
+    "Measure and inspect": (evaluate, inspect, check, bench, plan),
+    "What there is": (recipes, encodings, tasks, data),
+}
+for panel, commands in PANELS.items():
+    for command in commands:
+        app.command(
+            "eval" if command is evaluate else None,
+            cls=RecipeCommand if command in (compare, train) else None,
+            rich_help_panel=panel,
+        )(in_one_sentence(command))
