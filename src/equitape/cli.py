@@ -1,6 +1,8 @@
 """The command line: one typer app. Each command is a file in commands/."""
 
 import os
+from collections.abc import Callable
+from inspect import cleandoc
 from typing import Annotated, Any
 
 import typer
@@ -80,6 +82,11 @@ def main(
             load_plugins()
 
 
+def help_of(command: Callable[..., None]) -> str:
+    """A command's docstring, a line per paragraph: the help keeps line breaks, in terminals of every width."""
+    return "\n\n".join(" ".join(part.split()) for part in cleandoc(command.__doc__ or "").split("\n\n"))
+
+
 # in the order of the help, and of docs/reference/commands.md
 PANELS = {
     "Train and compare encodings": (demo, compare, train, report),
@@ -92,5 +99,6 @@ for panel, commands in PANELS.items():
         app.command(
             "eval" if command is evaluate else None,
             cls=RecipeCommand if command in (compare, train) else None,
+            help=help_of(command),
             rich_help_panel=panel,
         )(in_one_sentence(command))
