@@ -12,8 +12,20 @@ from equitape.training import recipe
 
 def test_help_names_the_commands():
     result = call("--help")
-    for command in ("encodings", "demo"):
-        assert command in result.output
+    # in groups, the first steps first
+    places = [result.output.index(f"│ {command} ") for command in ("demo", "compare", "extend", "eval", "encodings")]
+    assert places == sorted(places)
+    assert "Pretrained models" in result.output
+
+
+def test_help_fills_its_lines(monkeypatch):
+    """Whatever the width of the terminal: lines of a docstring are not those of the help."""
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = [line.strip() for line in call("extend", "--help").output.partition("Arguments")[0].splitlines()]
+    first = next(index for index, line in enumerate(lines) if line.startswith("Trains on short rows"))
+    paragraph = lines[first : lines.index("", first)]
+    assert len(paragraph) > 2
+    assert all(len(line) > 60 for line in paragraph[:-1])
 
 
 def test_encodings_as_table_and_json():

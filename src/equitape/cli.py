@@ -1,6 +1,8 @@
 """The command line: one typer app. Each command is a file in commands/."""
 
 import os
+from collections.abc import Callable
+from inspect import cleandoc
 from typing import Annotated, Any
 
 import typer
@@ -80,10 +82,23 @@ def main(
             load_plugins()
 
 
-for taking in (train, compare):
-    app.command(cls=RecipeCommand)(in_one_sentence(taking))
-app.command("eval")(in_one_sentence(evaluate))
-for command in (
-    report, demo, extend, adapt, generate, chat, inspect, check, bench, plan, recipes, encodings, tasks, data
-):  # fmt: skip
-    app.command()(in_one_sentence(command))
+def help_of(command: Callable[..., None]) -> str:
+    """A command's docstring, a line per paragraph: the help keeps line breaks, in terminals of every width."""
+    return "\n\n".join(" ".join(part.split()) for part in cleandoc(command.__doc__ or "").split("\n\n"))
+
+
+# in the order of the help, and of docs/reference/commands.md
+PANELS = {
+    "Train and compare encodings": (demo, compare, train, report),
+    "Pretrained models": (extend, adapt, generate, chat),
+    "Measure and inspect": (evaluate, inspect, check, bench, plan),
+    "What there is": (recipes, encodings, tasks, data),
+}
+for panel, commands in PANELS.items():
+    for command in commands:
+        app.command(
+            "eval" if command is evaluate else None,
+            cls=RecipeCommand if command in (compare, train) else None,
+            help=help_of(command),
+            rich_help_panel=panel,
+        )(in_one_sentence(command))

@@ -448,6 +448,7 @@ def test_the_command_converts(room, tmp_path):
     result = command(room / "base", "--method", "lora", "--save", "adapter", "--out", tmp_path / "adapter")
     assert load_adapter(room / "base", tmp_path / "adapter").adaptation.settings.method == "lora"
     before = set(tmp_path.iterdir())
+    assert "tape+lora: TAPE instead of RoPE, and low-rank updates" in command(room / "base").output
     shown = json.loads(command(room / "base", "--method", "full", "--json").stdout)
     assert shown["trained"]["share"] == 1.0
     assert set(tmp_path.iterdir()) == before
@@ -464,7 +465,7 @@ def test_the_command_converts(room, tmp_path):
         (["--eval-windows", "3"], "--eval-windows only applies to training, which needs --data"),
         (["--resume"], "--resume only applies to training"),
         (["--data", "DATA"], "Training needs --out"),
-        (["--data", "DATA", "--out", "OUT"], "Training needs a length; give --steps or --tokens"),
+        (["--data", "DATA", "--out", "OUT"], "Training needs a budget; give --steps or --tokens"),
         (["--data", "DATA", "--out", "OUT", "--steps", "1", "--dtype", "float32"], "for training, use --precision"),
         (["--data", "DATA", "--out", "OUT", "--steps", "0"], "train.steps is 0; it must be a whole number from 1"),
         (["--data", "DATA", "--out", "OUT", "--steps", "1", "--adapter", "x"], "cannot be combined with --data"),

@@ -24,6 +24,35 @@ def test_wrong_arguments(arguments, message):
     assert message in invoke("recipes", *arguments, code=2)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["train", "demo", "--encoding", "alibi"],
+            'For another one set encodings, for example "encodings=[rope,tape]".',
+        ),
+        (["compare", "lm-books"], "To try a recipe without its data, add --small."),
+    ],
+)
+def test_errors_say_what_to_do_instead(arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("EQUITAPE_DATA", raising=False)
+    assert message in invoke(*arguments, code=2)
+
+
+def test_small_runs_say_that_their_scores_mean_nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv("EQUITAPE_CACHE", str(tmp_path / "cache"))
+    out = tmp_path / "small"
+    one = ["--small", "encodings=rope", "train.steps=1", "--out"]
+    assert "scores are meaningless" in invoke("compare", "demo", *one, out)
+    shown = invoke("train", "demo", *one, tmp_path / "one")
+    assert "scores are meaningless" in shown
+    assert "bits per byte 1x ↓" in shown
+    # the folder of a comparison is not that of a model, but holds some
+    message = f"{str(out)!r} holds a comparison; give one of its runs, for example '{out / 'runs' / 'rope-seed0'}'."
+    assert message.replace(" ", "") in invoke("check", out, code=2).replace(" ", "")
+
+
 @pytest.mark.parametrize("command", ["train", "compare"])
 def test_options_come_before_the_keys_of_the_recipe(command):
     shown = call(command, "--help").output

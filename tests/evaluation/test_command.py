@@ -188,6 +188,7 @@ def test_what_is_refused(ours, base, tmp_path):
         ([small, "--task", "passkey"], "some tokens would be unknown to it"),
         ([tmp_path / "wide", "--task", "passkey"], "it was trained with a different one"),
         ([tmp_path / "nothing", "--task", "passkey"], "There is no model at"),
+        (["nothing", "--task", "passkey"], "a name on the Hub"),
         (["runs/mistyped", "--task", "passkey"], "There is no folder 'runs/mistyped' (relative to"),
         ([ours, "--task", "passkey", "lengths=40"], "A prompt of 40 tokens cannot be made"),
         ([ours, "--task", "passkey", "lengths=0"], "lengths is 0; it must be a list, for example [1, 2]"),

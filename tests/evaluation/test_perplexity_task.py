@@ -308,7 +308,7 @@ def test_where_the_headline_is(context, words, texts, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "has no text.*data=books.tar.xz/books/test"),
+        ({}, "has no text.*data=books.tar.xz/books/test.*data=shipped:valid"),
         ({"data": "nowhere.txt"}, "There is no file or folder 'nowhere.txt'"),
         ({"data": "TEXTS", "lengths": [500]}, "no document of 'texts' has the 501 tokens.*the longest has 50"),
         ({"data": "TEXTS", "stride": 300}, "stride must be from 1 to the shortest length, 256"),

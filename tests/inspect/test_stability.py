@@ -89,9 +89,9 @@ def test_what_cannot_be_measured_is_reported():
     assert "ids from 1,000: Position id 1007 is beyond" in notes
     notes = " ".join(measure_stability(build("tape-options"), draw_tokens(1, 8), 1).notes)
     assert (
-        "TensorTape does not support this model's scaling and layers and source and normalize and complex_mixing"
-        in notes
-    )
+        "TensorTape does not support this model's scaling, layers, source, normalize and complex_mixing. 'rope': the "
+        "same weights with the update switched off."
+    ) in notes
     long = measure_stability(build("rope", max_position_embeddings=256), draw_tokens(1, 200), 1)
     assert long.num_tokens == 128
     assert "first 128 of 200" in long.notes[0]

@@ -294,7 +294,7 @@ def test_a_file_that_was_cut_off(tmp_path):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ("nowhere/at/all", "There is no model at 'nowhere/at/all'"),
+        ("nowhere/at/all", "There is no model at 'nowhere/at/all'.*a name on the Hub"),
         ("./nothing", "There is no model at"),
         ("empty", "has no config.json; give the folder of a full model"),
         ("adapted", r"'adapted' holds an adapter, and a base is a full model; write one with equitape.load_adapter\("),

@@ -110,7 +110,9 @@ def test_intervals_stand_next_to_figures_and_as_bars_in_curves(tmp_path):
     assert "LineCollection" not in bare.svg
     console = Console(file=StringIO(), width=120)
     print_report(known.to_dict() | {"environment": {"device": "cpu"}, "cost": {"seconds": 1.0}}, tmp_path, console)
-    assert "1.000 (0.2500 to 1.750)" in console.file.getvalue()
+    # with unit and direction, as in the pages
+    assert "score, % ↑" in console.file.getvalue()
+    assert "1.00 (0.2500 to 1.750)" in console.file.getvalue()
     assert "over documents" in console.file.getvalue()
 
 

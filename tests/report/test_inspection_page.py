@@ -11,7 +11,16 @@ import torch
 
 from cases import build, draw_tokens
 from equitape.inspect import inspect_model, measure_stability
-from equitape.report.inspection import MISSING, Scale, linear_scale, maps_of, root_scale, signed_scale, write_page
+from equitape.report.inspection import (
+    MISSING,
+    Scale,
+    linear_scale,
+    maps_of,
+    root_scale,
+    signed_scale,
+    strip_values,
+    write_page,
+)
 from equitape.report.inspection_plots import inspection_plots, plot_layers, plot_strips
 from equitape.report.pages import write_plots
 
@@ -231,3 +240,11 @@ def test_lines_show_zero_and_lie_inside_their_frames(monkeypatch):
         room = 0.02 * (top - bottom)
         assert bottom + room < min([0.0, *values])
         assert max([0.0, *values]) < top - room
+
+
+def test_rounding_of_normalised_states_has_no_colour():
+    """Norms of 1 and of 0.99999994 are the same."""
+    model = build("tape2", dtype=torch.float32, num_hidden_layers=3)
+    inspection = inspect_model(model, draw_tokens(1, 12))
+    assert np.unique(inspection.norms).size > 1
+    assert np.unique(strip_values(inspection)["norms"][2]).tolist() == [1.0]

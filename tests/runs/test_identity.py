@@ -18,6 +18,17 @@ def test_differences_have_dotted_names():
     assert [each.name for each in find_differences({"a": {"b": 1}}, {"a": 3})] == ["a"]
 
 
+def test_long_differences_are_short_in_messages():
+    """A list of encodings with all their options is longer than a screen."""
+    options = dict.fromkeys("abcdefgh", "a long value")
+    old, same = {"kind": "tape", **options}, {"kind": "rope", **options}
+    (each,) = find_differences({"e": [old, same]}, {"e": [{**old, "a": 1}, same]})
+    assert (each.name, str(each)) == ("e", "e.0.a was a long value, now 1")
+    (each,) = find_differences({"e": [old, same]}, {"e": [old]})
+    assert str(each).startswith("e was [{'kind': 'tape', 'a': 'a long value'")
+    assert len(str(each)) < 250
+
+
 def test_differences_are_named_where_they_are():
     old = {"plan": {"adapt": {"growth": 0.05, "rank": 8}, "same": 1}, "data": {"a": 1}}
     new = {"plan": {"adapt": {"rank": 8, "new": None}, "same": 1}, "data": None}
@@ -51,3 +62,7 @@ def test_folders(tmp_path):
     with pytest.raises(ValueError, match="already holds this run; continue it with --resume"):
         check(tmp_path, {"a": 1})
     check(tmp_path, {"a": 1}, resume=True)
+    with pytest.raises(
+        ValueError, match=r"\(b was 1, now None; c was 1, now None; d was 1, now None; e was 1, now None; and 1 more\)"
+    ):
+        check(tmp_path, {"a": 1, **dict.fromkeys("bcdef", 1)}, resume=True)

@@ -345,9 +345,17 @@ def test_a_single_run_is_no_comparison(tmp_path):
         comparison.check_directory(tmp_path, given.recipe)
 
 
+def test_a_comparison_is_no_single_run(tmp_path):
+    compare(checked(encodings=["rope"], seeds=[0]), tmp_path)
+    with pytest.raises(ValueError, match="holds a comparison of equitape compare; choose another directory"):
+        single.check_directory(tmp_path, checked(encodings=["rope"], seeds=[0]).recipe, resume=False)
+
+
 def test_same_label_for_another_encoding_is_refused(tmp_path):
     compare(checked(encodings=["tape"]), tmp_path)
-    with pytest.raises(ValueError, match=r"tape-seed0 already holds a different run \(encodings was"):
+    with pytest.raises(
+        ValueError, match=r"tape-seed0 already holds a different run \(encodings.0.normalize was False, now True\)"
+    ):
         compare(checked(encodings=[{"kind": "tape", "normalize": True}]), tmp_path)
     # how often something is written down changes no run
     train = {**SMALL["train"], "logging_steps": 1, "save_steps": 1, "save_total_limit": 5, "dataloader_num_workers": 1}
@@ -500,3 +508,5 @@ def test_a_table_of_results_cuts_no_word_and_counts_what_it_leaves_out(width):
     columns = next(line for line in text.splitlines() if "155,123,456" in line).count("3.142")
     assert columns == {80: 3, 60: 1, 200: 4}[width]
     assert f"The report has {len(names) - columns} more metrics per run." in " ".join(text.split())
+    # lower is better, as the task declares it
+    assert text.count("1x ↓") + text.count("2x ↓") == {80: 2, 60: 1, 200: 3}[width]

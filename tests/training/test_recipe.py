@@ -361,7 +361,7 @@ def test_help_shows_lists_without_brackets():
 def test_files_that_are_no_recipes(tmp_path):
     with pytest.raises(ValueError, match=r"There is no recipe 'adition-20'. Did you mean 'addition-20'\?"):
         load_recipe("adition-20")
-    with pytest.raises(ValueError, match="There is no recipe file"):
+    with pytest.raises(ValueError, match=r"There is no recipe file .*; check the path, or give the name"):
         load_recipe(tmp_path / "none.yaml")
     with pytest.raises(ValueError, match="is a folder; a recipe is a YAML file"):
         load_recipe(tmp_path)

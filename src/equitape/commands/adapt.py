@@ -47,7 +47,9 @@ EVALUATION = OptionsOf(
 
 @takes_settings
 def adapt(
-    base: Annotated[str, typer.Argument(help="Base model: a folder with safetensors, or a GGUF file.")],
+    base: Annotated[
+        str, typer.Argument(help="Base model: a folder with safetensors, a GGUF file, or a name on the Hub.")
+    ],
     method: Annotated[dict[str, Any], METHOD],
     finetune: Annotated[dict[str, Any], DATA],
     train: Annotated[dict[str, Any], TRAINING],
@@ -218,7 +220,7 @@ def course_of(
 ) -> FinetuneSettings:
     """The settings of a fine-tuning run, from the given options."""
     if not {"steps", "tokens"} & set(train):
-        raise ValueError("Training needs a length; give --steps or --tokens.")
+        raise ValueError("Training needs a budget; give --steps or --tokens.")
     if evaluation.get("windows") == 0:
         evaluation = {**evaluation, "windows": None}
     parts = {

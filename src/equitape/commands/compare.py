@@ -31,6 +31,7 @@ def compare(
     from ..training import compare as comparison
     from ..training.recipe import load_recipe
     from ..training.show import show_results
+    from ..training.small import NOTE
 
     loaded = load_recipe(recipe, overrides or [], small=small)
     out = out or Path("runs") / file_name(loaded.name)
@@ -43,6 +44,8 @@ def compare(
         results = comparison.compare(checked, out, jobs=jobs, console=progress.console)
         write_report(results, out)
     show_results(results, Console())
+    if small:
+        typer.echo(NOTE)
     typer.echo(f"Wrote the report to {out / 'report.html'}.")
     if not all(run.done for run in results.runs):
         raise typer.Exit(1)

@@ -49,7 +49,10 @@ class EvalOptions(Settings):
 def evaluate(
     model: Annotated[
         str,
-        typer.Argument(help="Folder of a model, run or adapter, or a GGUF file. With --rescore: of an evaluation."),
+        typer.Argument(
+            help="Folder of a model, run or adapter, a GGUF file, or a name on the Hub. With --rescore: folder of an "
+            "evaluation."
+        ),
     ],
     given: Annotated[dict[str, Any], OptionsOf(cls=EvalOptions)],
     overrides: Annotated[

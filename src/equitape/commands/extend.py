@@ -51,7 +51,7 @@ def extend(
     ] = False,
     json: AsJson = False,
 ) -> None:
-    """Extend a pretrained model to a longer context, and prove it before and after.
+    """Extend a pretrained model to a longer context, and measure it before and after.
 
     Trains on short rows whose position ids jump ahead, so that 64k tokens need no rows of 64k. Then it measures
     perplexity by length, passkey and needles, and what the change cost at short lengths. The exit code is 1 and the

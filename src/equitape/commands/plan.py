@@ -29,6 +29,9 @@ def plan(
 
     Everything is computed from formulas and the model's configuration; nothing runs, and no weights are read. The exit
     code is 1 if no layout fits into the GPUs.
+
+    In a layout, context N splits every row over N GPUs, data N is N such groups, FSDP2 divides weights, gradients and
+    optimizer, and recompute keeps no activations. Formulas: docs/explanation/scale.md.
     """
     from ..scale.planning import make_plans
 

@@ -79,6 +79,7 @@ def train(
         single_run,
     )
     from ..training.show import show_run
+    from ..training.small import NOTE
 
     loaded = load_recipe(recipe, overrides or [], small=small)
     choice = loaded.choose(encoding) if encoding is not None else loaded.choices[0]
@@ -100,7 +101,9 @@ def train(
         result = execute(checked, choice.label, number, out, resume=resume, progress=progress)
     if result is None:
         return
-    show_run(result, Console())
+    show_run(result, checked.task, Console())
+    if small:
+        typer.echo(NOTE)
     if not result.done:
         typer.echo(f"Wrote losses to {out}.")
         raise typer.Exit(1)

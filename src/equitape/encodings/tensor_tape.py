@@ -152,7 +152,7 @@ class TensorTape(PositionalEncoding):
     RoPE.
     """
 
-    idea = "the paper's general L x R tensors; oracle and ablations"
+    idea = "the paper's general L x R tensors, for checks and ablations"
     options_class = TensorTapeOptions
     options: TensorTapeOptions
     takes_axes = True

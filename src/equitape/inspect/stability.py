@@ -140,9 +140,8 @@ def variants_of(model: Any) -> tuple[list[Variant], list[str]]:
     variants, notes = [Variant(own_name, model, nullcontext())], []
     if not updates_state(model):
         return variants, [f"{kind!r} does not update a state, so there is no variant with the same weights to compare."]
-    variants.insert(
-        0, Variant("rope" if starts_as_rope(decoder) else f"{kind}, not updated", model, frozen_state(model))
-    )
+    frozen = "rope" if starts_as_rope(decoder) else f"{kind}, not updated"
+    variants.insert(0, Variant(frozen, model, frozen_state(model)))
     try:
         variants.append(Variant(TWIN, unequivariant_twin(decoder), nullcontext()))
         notes.append(
@@ -151,6 +150,7 @@ def variants_of(model: Any) -> tuple[list[Variant], list[str]]:
         )
     except ValueError as error:
         notes.append(str(error))
+    notes.append(f"{frozen!r}: the same weights with the update switched off.")
     # a single layer has no update, since nothing would read it
     disabled = not update_weights(decoder)
     if disabled or is_at_start(decoder):
@@ -173,14 +173,15 @@ def unequivariant_twin(decoder: EquitapeModel) -> EquitapeModel:
     options = decoder.encoding.options
     if not isinstance(options, TapeOptions):
         raise ValueError(
-            f"No non-equivariant ablation can be made from the weights of {decoder.encoding.kind!r}; add a trained one "
-            f"with --also NAME=MODEL."
+            f"No ablation without equivariance can be made from the weights of {decoder.encoding.kind!r}; add a "
+            "trained one with --also NAME=MODEL."
         )
     defaults = TapeOptions()
     changed = [name for name in UNSUPPORTED_BY_TWIN if getattr(options, name) != getattr(defaults, name)]
     if changed:
         raise ValueError(
-            f"No non-equivariant ablation: TensorTape does not support this model's {' and '.join(changed)}."
+            "No ablation without equivariance: TensorTape does not support this model's "
+            f"{' and '.join(filter(None, (', '.join(changed[:-1]), changed[-1])))}."
         )
     encoding = {
         "kind": "tensor_tape",

@@ -62,9 +62,9 @@ def adapt(
 ) -> AdaptedForCausalLM:
     """Convert a pretrained model to an Equitape decoder, prepared for training by a method.
 
-    base: a folder with safetensors, a GGUF file, or a loaded transformers model of a family in docs/how-to/adapt.md
-        (Llama, Mistral, Mixtral, Qwen, SmolLM, Gemma, OLMo 2, Phi-3). The decoder shares the tensors of a loaded
-        model: training them changes that model too.
+    base: a folder with safetensors, a GGUF file, a name on the Hub, or a loaded transformers model, of a family in
+        docs/how-to/adapt.md (Llama, Mistral, Mixtral, Qwen, SmolLM, Gemma, OLMo 2, Phi-3). The decoder shares the
+        tensors of a loaded model: training them changes that model too.
     method: a name in `equitape.adapt.METHODS`: tape, lora, tape+lora, longlora, theta, theta+lora, drope, full, ...
     dtype: dtype of weights read from a path; "auto" keeps the file's (GGUF: float32).
     options: fields of `AdaptSettings`: context, scaling, theta, train_embeddings, lora_rank, ...

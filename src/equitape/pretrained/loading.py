@@ -9,7 +9,7 @@ from transformers import AutoConfig, PreTrainedModel
 from ..data.tokenizers import load_tokenizer, without_cleanup
 from ..model import EquitapeForCausalLM
 from ..runs.errors import first_line
-from ..runs.folders import model_folder
+from ..runs.folders import model_folder, runs_within
 from .adapter import DESCRIPTION
 from .adapting import load_adapter
 from .families import translate_config
@@ -40,9 +40,13 @@ def check_model(name: str, base: str | None = None) -> None:
     folder = model_folder(name)
     if not Path(folder).is_dir() and (Path(name).exists() or name.startswith((".", "/", "~")) or "/" not in name):
         raise ValueError(
-            f"There is no model at {name!r}; give the folder of a saved model, a run or an adapter, or a GGUF file."
+            f"There is no model at {name!r}; give the folder of a saved model, a run or an adapter, a GGUF file, or a "
+            "name on the Hub, OWNER/NAME."
         )
     if Path(folder).is_dir() and not (Path(folder) / "config.json").is_file():
+        within = runs_within(name)
+        if within:
+            raise ValueError(f"{name!r} holds a comparison; give one of its runs, for example {within[0]!r}.")
         raise ValueError(
             f"The folder {name!r} has no config.json; give the folder of a saved model, a run or an adapter."
         )

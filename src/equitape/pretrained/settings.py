@@ -36,7 +36,7 @@ class Method:
 METHODS: dict[str, Method] = {
     "tape": Method(idea="TAPE instead of RoPE; only its update trains", tape="tape"),
     "lora": Method(idea="low-rank updates of the attention projections", lora=True),
-    "tape+lora": Method(idea="both", tape="tape", lora=True),
+    "tape+lora": Method(idea="TAPE instead of RoPE, and low-rank updates", tape="tape", lora=True),
     "longlora": Method(
         idea="LoRA, embeddings and norms, with shifted sparse attention while training",
         lora=True,

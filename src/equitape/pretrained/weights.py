@@ -122,7 +122,10 @@ def _name_to_load(base: str | Path) -> str:
             raise ValueError(f"The folder {str(base)!r} has no config.json; {hint}.")
         return str(path)
     if str(base).count("/") != 1 or str(base).startswith((".", "~", "/")):
-        raise ValueError(f"There is no model at {str(base)!r}; give a folder with safetensors, or a GGUF file.")
+        raise ValueError(
+            f"There is no model at {str(base)!r}; give a folder with safetensors, a GGUF file, or a name on the Hub, "
+            "OWNER/NAME."
+        )
     return str(base)
 
 

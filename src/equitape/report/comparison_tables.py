@@ -1,15 +1,14 @@
 """The tables of a comparison."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
+from ..runs.results import ARROWS, PERCENT
 from ..runs.results import MISSING as NOT_RUN
-from ..runs.results import PERCENT
 from .numbers import (
-    ARROWS,
     MISSING,
     decimals,
     duration,
-    metric_title,
     number,
     percent_decimals,
     quantity,
@@ -54,7 +53,7 @@ def name_cell(group: Group) -> Cell:
 
 def title_of(summary: Summary, name: str) -> str:
     """A metric with its unit and direction."""
-    return metric_title(name, summary.unit(name), summary.higher_is_better(name))
+    return replace(summary.results.task.metric(name), higher_is_better=summary.higher_is_better(name)).title(name)
 
 
 def metric_table(summary: Summary, title: str, names: list[str]) -> Table:

@@ -10,7 +10,7 @@ from rich.markup import escape
 from ..evaluation.runner import REPORT, RESULTS, read_other
 from ..runs.results import EvaluationReport
 from .evaluation_plots import Reports, evaluation_plots
-from .numbers import duration, metric_title, number, readable, with_unit
+from .numbers import duration, number, with_unit
 from .pages import MARKDOWN, PAGE, write_pages
 from .tables import Cell, Table
 
@@ -76,7 +76,7 @@ def evaluation_tables(reports: Reports) -> list[Table]:
 
 def title_of(report: EvaluationReport, name: str) -> str:
     """A metric with its unit and direction."""
-    return metric_title(name, report.metric(name).unit, report.metric(name).higher_is_better)
+    return report.metric(name).title(name)
 
 
 def figures_table(reports: Reports) -> Table:
@@ -153,14 +153,19 @@ def facts_of(report: EvaluationReport) -> list[tuple[str, str]]:
 
 def print_report(report: dict[str, Any], folder: Path, console: Console) -> None:
     """Print the figures. report: the content of report.json."""
+    read = EvaluationReport.from_dict(report)
     table = terminal.Table(
-        "", terminal.Column(justify="right"), title=escape(f"{report['task']}: {report['model']['name']}")
+        "",
+        terminal.Column(justify="right"),
+        title=escape(f"{report['task']}: {report['model']['name']}"),
+        show_header=False,
     )
     intervals = report.get("intervals") or {}
     for prefix, figures in (("", report["metrics"]), ("short: ", report["short"])):
         for name, value in figures.items():
             found = interval_text(intervals.get(name))
-            table.add_row(escape(prefix + readable(name)), number(value) + (f" ({found})" if found else ""))
+            shown = with_unit(value, read.metric(name).unit) + (f" ({found})" if found else "")
+            table.add_row(escape(prefix + title_of(read, name)), shown)
     console.print(table)
     if intervals:
         console.print(INTERVALS, highlight=False)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from ..registry import counted
 from ..runs.extension import EXTENDED, ORIGINAL, RETRIEVAL, Extension, perplexities, scores
-from ..runs.results import EvaluationReport
+from ..runs.results import ARROWS, EvaluationReport
 from .evaluation_plots import plot_curves, plot_grids
-from .numbers import ARROWS, duration, number
+from .numbers import duration, number
 from .pages import MARKDOWN, write_pages
 from .style import Plot
 from .tables import Cell, Table, cells, markdown_table

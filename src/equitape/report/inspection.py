@@ -197,7 +197,8 @@ def strip_values(inspection: Inspection) -> dict[str, tuple[str, str, Array]]:
         "norms": (
             "Norm of the phasors",
             "Root mean square over frequencies; 1 for an initial rotary state.",
-            inspection.norms,
+            # the rounding of float32 must not become colours
+            None if inspection.norms is None else inspection.norms.round(6),
         ),
         "displacement": (
             "Phase displacement",

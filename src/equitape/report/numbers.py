@@ -5,8 +5,6 @@ import math
 from ..runs.results import PERCENT
 
 MISSING = "-"
-ARROWS = {True: " ↑", False: " ↓", None: ""}
-"""Towards better values."""
 PREFIXES = ("", "k", "M", "G", "T", "P", "E", "Z", "Y")
 
 
@@ -69,8 +67,3 @@ def quantity(value: float, unit: str = "", *, digits: int = 4) -> str:
 def readable(name: str) -> str:
     """A metric's name as words."""
     return name.replace("_", " ")
-
-
-def metric_title(name: str, unit: str, higher_is_better: bool | None) -> str:
-    """A metric's name as words, its unit, and an arrow towards better values."""
-    return readable(name) + (f", {unit}" if unit else "") + ARROWS[higher_is_better]

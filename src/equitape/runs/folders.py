@@ -4,11 +4,19 @@ import hashlib
 import re
 from pathlib import Path
 
+RUNS = "runs"
+"""Where a comparison keeps its runs."""
+
 
 def model_folder(name: str) -> str:
     """The folder with a model's weights and tokenizer: `model/` in a run folder."""
     inner = Path(name).expanduser() / "model"
     return str(inner) if (inner / "config.json").is_file() else name
+
+
+def runs_within(name: str) -> list[str]:
+    """The trained runs in the folder of a comparison; none in other folders."""
+    return sorted(str(file.parents[1]) for file in (Path(name).expanduser() / RUNS).glob("*/model/config.json"))
 
 
 MOST_CHARACTERS = 100

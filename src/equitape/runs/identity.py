@@ -8,6 +8,11 @@ from typing import Any
 from .files import check_writable, is_partial
 from .lock import LOCK
 
+MOST_CHARACTERS = 100
+"""Longer values are cut in messages."""
+MOST_DIFFERENCES = 4
+"""More are counted in messages."""
+
 
 @dataclass(frozen=True)
 class Difference:
@@ -19,7 +24,21 @@ class Difference:
     now: Any
 
     def __str__(self) -> str:
-        return f"{self.name} was {self.was}, now {self.now}"
+        return "; ".join(f"{each.name} was {shorten(each.was)}, now {shorten(each.now)}" for each in self.parts())
+
+    def parts(self) -> list["Difference"]:
+        """What differs within lists of as many dictionaries, such as encodings; else this difference alone."""
+        lists = self.was, self.now
+        if not all(isinstance(each, list) and all(isinstance(entry, dict) for entry in each) for each in lists):
+            return [self]
+        was, now = ({str(index): entry for index, entry in enumerate(each)} for each in lists)
+        return find_differences(was, now, inside=f"{self.name}.") if len(was) == len(now) else [self]
+
+
+def shorten(value: Any) -> str:
+    """A value in a message: its beginning if it is long."""
+    text = str(value)
+    return text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]} ..."
 
 
 def find_differences(
@@ -62,7 +81,9 @@ def check_folder(
         raise ValueError(f"{directory} is not empty and has no {kind} to continue; choose another directory.")
     differences = compare()
     if differences:
-        listed = "; ".join(map(str, differences))
+        parts = [part for each in differences for part in each.parts()]
+        left_out = f"; and {len(parts) - MOST_DIFFERENCES} more" if len(parts) > MOST_DIFFERENCES else ""
+        listed = "; ".join(map(str, parts[:MOST_DIFFERENCES])) + left_out
         raise ValueError(
             f"{directory} already holds a different {kind} ({listed}). Use its settings, or choose another directory."
         )

@@ -17,6 +17,8 @@ from .files import plain
 DONE, NAN, FAILED, MISSING = "done", "nan", "failed", "missing"
 """How a run ended: finished, stopped by a NaN or infinite loss, stopped by an error, or not run yet."""
 PERCENT = "%"
+ARROWS = {True: " ↑", False: " ↓", None: ""}
+"""Towards better values."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +76,10 @@ class Metric(Stored):
     def covers(self, name: str) -> bool:
         """Whether a figure of this name belongs to this metric."""
         return name == self.name or name.startswith(f"{self.name}_")
+
+    def title(self, name: str) -> str:
+        """A figure's name as words, its unit, and an arrow towards better values."""
+        return name.replace("_", " ") + (f", {self.unit}" if self.unit else "") + ARROWS[self.higher_is_better]
 
 
 ACCURACY = Metric(name="accuracy", higher_is_better=True, unit=PERCENT)

@@ -85,7 +85,8 @@ class Text(Task):
                 # a missing path raises before any work
                 read_documents(sources)
             except ValueError as error:
-                raise ValueError(f"Task 'text', option {which}: {error}") from None
+                hint = "To try a recipe without its data, add --small."
+                raise ValueError(f"Task 'text', option {which}: {error} {hint}") from None
         self.tokenizer = self._choose_tokenizer()
         self.vocab_size = len(self.tokenizer)
         self.eos_token_id = self.tokenizer.eos_token_id

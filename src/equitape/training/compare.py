@@ -20,6 +20,7 @@ from ..registry import counted
 from ..runs.environment import join_environments
 from ..runs.errors import is_disk_full
 from ..runs.files import remove_partial, write_json, write_text
+from ..runs.folders import RUNS
 from ..runs.lock import locked
 from ..runs.progress import Progress
 from ..runs.results import FAILED, Comparison, RunResult
@@ -32,7 +33,6 @@ from .recipe import Recipe, parse_recipe, resolved, to_yaml
 from .run import describe_run, execute, explain, finished, tidy
 
 RESULTS = "results.json"
-RUNS = "runs"
 ERROR = "error.txt"
 
 
@@ -174,7 +174,7 @@ def show_end(console: Console, checked: CheckedRecipe, result: RunResult) -> Non
         return
     value = result.metric(checked.task.headline)
     console.print(
-        f"{name}: {checked.task.headline} {'-' if value is None else format(value, '.4g')}, "
+        f"{name}: {checked.task.headline.replace('_', ' ')} {'-' if value is None else format(value, '.4g')}, "
         f"{result.seconds:.0f} s of training, {result.tokens_per_second:,.0f} tokens/s."
     )
 

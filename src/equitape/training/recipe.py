@@ -150,7 +150,10 @@ class Recipe(Settings):
         """The encoding with a label."""
         choices = {choice.label: choice for choice in self.choices}
         if label not in choices:
-            raise ValueError(f"The recipe has no encoding {label!r}.{describe_choices(label, choices)}")
+            raise ValueError(
+                f"The recipe has no encoding {label!r}.{describe_choices(label, choices)} "
+                'For another one set encodings, for example "encodings=[rope,tape]".'
+            )
         return choices[label]
 
 
@@ -255,7 +258,10 @@ def find_recipe(source: str | Path) -> Path:
     if path.is_dir() and len(path.parts) > 1:
         raise ValueError(f"{str(source)!r} is a folder; a recipe is a YAML file.")
     if path.suffix in (".yaml", ".yml") or len(path.parts) > 1:
-        raise ValueError(f"There is no recipe file {str(source)!r}.")
+        raise ValueError(
+            f"There is no recipe file {str(source)!r}; check the path, or give the name of a built-in recipe "
+            "(equitape recipes lists them)."
+        )
     shipped = SHIPPED / f"{source}.yaml"
     if not shipped.is_file():
         raise ValueError(f"There is no recipe {str(source)!r}.{describe_choices(source, available_recipes())}")

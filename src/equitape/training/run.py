@@ -16,7 +16,7 @@ from ..model import EquitapeConfig, EquitapeForCausalLM
 from ..runs.environment import describe_environment
 from ..runs.errors import is_out_of_memory, named_line
 from ..runs.files import write_json, write_text
-from ..runs.folders import file_name
+from ..runs.folders import RUNS, file_name
 from ..runs.identity import Difference, check_folder, find_differences
 from ..runs.lock import locked
 from ..runs.progress import Progress
@@ -242,6 +242,8 @@ def check_directory(directory: Path, recipe: Recipe, resume: bool, varies: tuple
 
     varies: parts of the recipe that may differ.
     """
+    if not varies and (directory / RUNS).is_dir():
+        raise ValueError(f"{directory} holds a comparison of equitape compare; choose another directory.")
     ignored = (*IGNORED_DIFFERENCES, *varies)
     check_folder(directory, "run", RECIPE, lambda: differences(directory / RECIPE, recipe, ignored), resume=resume)
 

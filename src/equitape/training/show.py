@@ -5,7 +5,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..registry import counted
-from ..runs.results import Comparison, RunResult
+from ..runs.results import Comparison, RunResult, find_metric
+from ..tasks import Task
 from .checked import CheckedRecipe, describe_checked
 
 
@@ -26,14 +27,19 @@ def show_checked(checked: CheckedRecipe, console: Console) -> None:
     console.print("Dry run: nothing was trained.")
 
 
-def show_run(result: RunResult, console: Console) -> None:
+def metric_title(task: Task, name: str) -> str:
+    """A figure of a task as words, with its unit and an arrow towards better values."""
+    return find_metric(task.metrics, name, task.headline, task.higher_is_better).title(name)
+
+
+def show_run(result: RunResult, task: Task, console: Console) -> None:
     """Print the figures of one run."""
     if result.evaluation is None:
         console.print(f"[red]{escape(result.status)}:[/red] {escape(result.note)}")
         return
     table = Table(show_header=False, title=f"{escape(result.label)}, seed {result.seed}")
     for name, value in result.evaluation.metrics.items():
-        table.add_row(name.replace("_", " "), format_number(value))
+        table.add_row(metric_title(task, name), format_number(value))
     table.add_row("parameters", f"{result.parameters:,}")
     table.add_row("training", f"{result.seconds:.1f} s, {result.tokens_per_second:,.0f} tokens/s")
     if result.peak_mib is not None:
@@ -61,7 +67,9 @@ def results_table(results: Comparison, shown: list[str]) -> Table:
     """One line per run with some metrics; only encoding labels wrap."""
     table = Table(title=escape(results.name))
     table.add_column("encoding", overflow="fold")
-    for column in ("seed", "parameters", "training", *(name.replace("_", "\n") for name in shown)):
+    # a word per line, the arrow next to the last one
+    titles = ["\n".join(results.task.metric(name).title(name).split()).replace("\n↑", " ↑") for name in shown]
+    for column in ("seed", "parameters", "training", *(title.replace("\n↓", " ↓") for title in titles)):
         table.add_column(column, justify="right", no_wrap=True, overflow="fold")
     for run in results.runs:
         if not run.done:
