@@ -44,6 +44,18 @@ def test_position_states_by_configuration():
     assert build("tape")(TOKENS).position_states is None
 
 
+def test_input_embeddings_are_those_the_model_makes_of_ids():
+    """Scaled where the model scales them, also after more tokens are added: callers pass them on as inputs_embeds."""
+    model = build("tape", embedding_scale=1.7)
+    plain = build("tape")
+    plain.model.embed_tokens.weight.data *= 1.7
+    expected = plain(TOKENS).logits
+    assert gap(model(TOKENS).logits, expected) < 1e-12
+    assert gap(model(inputs_embeds=model.get_input_embeddings()(TOKENS)).logits, expected) < 1e-12
+    model.resize_token_embeddings(VOCAB + 3)
+    assert gap(model(inputs_embeds=model.get_input_embeddings()(TOKENS)).logits[..., :VOCAB], expected) < 1e-12
+
+
 def test_looped_depth_injects_the_input():
     """Two loops of two blocks, written out by hand."""
     model = build("nope", num_hidden_layers=4, num_loops=2)

@@ -50,6 +50,20 @@ class EquitapeCausalLMOutput(CausalLMOutputWithPast):
     position_states: tuple[Tensor, ...] | None = None
 
 
+class ScaledEmbedding(nn.Embedding):
+    """Token embeddings times a factor, as in Gemma: what `get_input_embeddings` returns embeds as the model does."""
+
+    def __init__(self, count: int, width: int, padding_idx: int | None, scale: float):
+        super().__init__(count, width, padding_idx)
+        # PEFT reads it under this name
+        self.embed_scale = scale
+
+    def forward(self, input: Tensor) -> Tensor:
+        x = super().forward(input)
+        # rounded to the dtype of the weights, as Gemma does
+        return x * torch.tensor(self.embed_scale, dtype=x.dtype, device=x.device)
+
+
 class EquitapePreTrainedModel(PreTrainedModel):
     """Base of all Equitape models: initialisation, loading, and supported features of transformers."""
 
@@ -136,7 +150,8 @@ class EquitapeModel(EquitapePreTrainedModel):
         self.padding_idx = config.pad_token_id
         self.vocab_size = config.vocab_size
         geometry = config.geometry
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
+        sizes, scale = (config.vocab_size, config.hidden_size, config.pad_token_id), config.embedding_scale
+        self.embed_tokens = nn.Embedding(*sizes) if scale is None else ScaledEmbedding(*sizes, scale)
         self.encoding = build_encoding(config.encoding, geometry)
         self.local_encoding = (
             build_encoding(config.local_encoding, geometry) if isinstance(config.local_encoding, dict) else None
@@ -181,7 +196,7 @@ class EquitapeModel(EquitapePreTrainedModel):
         checks.check_tokens(input_ids, inputs_embeds)
         if input_ids is not None and isinstance(self.embed_tokens, nn.Embedding):
             checks.check_vocabulary(input_ids, self.embed_tokens.num_embeddings)
-        x: Tensor = self._embed(input_ids) if inputs_embeds is None else inputs_embeds
+        x: Tensor = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         paged = kwargs.pop("cache", None)
         if paged is None:
             checks.check_position_ids(position_ids, x)
@@ -269,13 +284,6 @@ class EquitapeModel(EquitapePreTrainedModel):
     def _choose(self, layer: int) -> PositionalEncoding:
         """The encoding of a layer."""
         return self.local_encoding if self.local_encoding is not None and layer in self.local_layers else self.encoding
-
-    def _embed(self, input_ids: Tensor | None) -> Tensor:
-        x: Tensor = self.embed_tokens(input_ids)
-        if self.config.embedding_scale is None:
-            return x
-        # rounded to the dtype of the weights, as Gemma does
-        return x * torch.tensor(self.config.embedding_scale, dtype=x.dtype, device=x.device)
 
     def _collect(self, states: list[Tensor], x: Tensor) -> tuple[Tensor, ...] | None:
         """The fields of all layers as [B, G, N, D]; None for encodings without one."""
