@@ -118,6 +118,33 @@ def test_refusal_says_why_and_what_to_do(case):
     assert model.generate(tokens, max_new_tokens=3, use_cache=False, do_sample=False).shape == (1, 9)
 
 
+COUNT_BACK = ["alibi", "xpos", "t5", "fire", "rope-learned", "path-learned", "tape2", "tape2-carried", "tape2-values",
+              "tape2-full"]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CACHEABLE)
+def test_cached_ids_with_gaps_are_exact_or_refused(case):
+    model, tokens = build(case), draw_tokens(2, 9)
+    ids = torch.tensor([[3, 4, 5, 6, 10, 11, 12, 13, 14]])
+    expected = full(model, tokens, position_ids=ids)
+    cache = DynamicCache(config=model.config)
+    if case not in COUNT_BACK:
+        assert gap(in_chunks(model, tokens, (6, 1, 2), cache, ids=ids), expected) < 1e-10
+        return
+    with pytest.raises(ValueError, match="position_ids leave gaps"):
+        model(tokens, position_ids=ids, past_key_values=cache)
+    # nothing is cached behind the caller's back either
+    found = model(tokens, position_ids=ids, use_cache=True)
+    assert found.past_key_values is None
+    assert gap(found.logits, expected) < 1e-10
+    jumps = torch.tensor([[3, 0, 0, 0, 3, 0, 0, 0, 0]])
+    assert model(tokens, position_jumps=jumps, use_cache=True).past_key_values is None
+    # padding leaves no gap
+    mask = torch.tensor([[1] * 6 + [0] * 3] * 2)
+    counted = (mask.cumsum(-1) - 1).masked_fill(mask == 0, 1)
+    assert model(tokens, attention_mask=mask, position_ids=counted, use_cache=True).past_key_values is not None
+
+
 @pytest.mark.parametrize("case", CACHEABLE)
 def test_config_has_the_width_of_the_cache(case):
     model = build(case)

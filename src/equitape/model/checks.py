@@ -8,7 +8,7 @@ from transformers import Cache
 from transformers.cache_utils import DynamicLayer, StaticLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from ..encodings import PositionalEncoding
+from ..encodings import PositionalEncoding, Positions
 from ..encodings.positions import may_read
 from .configuration import EquitapeConfig
 
@@ -103,6 +103,29 @@ def check_jumps(position_jumps: Tensor | None, x: Tensor, past: Cache | None) ->
     check_ids("position_jumps", position_jumps, x, "jumps must be 0 or more")
     if past is not None:
         raise ValueError("position_jumps is for training on full rows; do not pass past_key_values.")
+
+
+def leaves_gaps(encoding: PositionalEncoding, positions: Positions) -> bool:
+    """Whether given ids or jumps leave gaps that an encoding could not see in a cache, where it counts ids back."""
+    counts_back = encoding.needs_extent or (encoding.adds_bias and encoding.reads_ids)
+    # a single token leaves none, and reading values of a device in every step would take time
+    if not counts_back or not may_read() or positions.counts is None or positions.ids.shape[1] == 1:
+        return False
+    ahead = positions.ids - positions.counts
+    first, last = ahead, ahead
+    if positions.valid is not None:
+        far = torch.iinfo(ahead.dtype).max
+        first, last = ahead.masked_fill(~positions.valid, far), ahead.masked_fill(~positions.valid, -far)
+    return bool((first.amin(-1) < last.amax(-1)).any())
+
+
+def check_cached_ids(encoding: PositionalEncoding, gaps: bool, past: Cache | None) -> None:
+    """Raise ValueError for ids with gaps in a cache if the encoding counts those of cached tokens back."""
+    if gaps and past is not None:
+        raise ValueError(
+            f"position_ids leave gaps, but encoding {encoding.kind!r} takes cached tokens to have consecutive ids, "
+            f"padding not counted; pass consecutive ids, or no cache."
+        )
 
 
 def check_mask(attention_mask: object, x: Tensor, past: Cache | None, has_segments: bool) -> None:

@@ -225,7 +225,11 @@ class EquitapeModel(EquitapePreTrainedModel):
             positions = build_positions(
                 self.encoding, x, attention_mask, position_ids, segment_ids, past_key_values, position_jumps
             )
-            may_cache = positions.segments is None and self.encoding.cache_refusal is None
+            given = position_ids is not None or position_jumps is not None
+            cached = bool(use_cache) or past_key_values is not None
+            gaps = given and cached and checks.leaves_gaps(self.encoding, positions)
+            checks.check_cached_ids(self.encoding, gaps, past_key_values)
+            may_cache = positions.segments is None and self.encoding.cache_refusal is None and not gaps
             hook = self.training_attention if self.training else None
             masks = build_masks(
                 self.config, self.encoding, x, attention_mask, positions, past_key_values, self.training, hook
