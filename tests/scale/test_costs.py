@@ -20,6 +20,8 @@ from equitape.scale.machines import GPUS
 
 RESULTS = Path(__file__).parent.parent.parent / "benchmarks/results"
 ROWS, LENGTH = 2, 24
+CLOCK = {"clock": True, "decay": "slopes", "decay_inside": True}
+"""With its columns inside heads, for which attention on the CPU has a fused kernel."""
 SIZES = {
     "vocab_size": 301,
     "hidden_size": 96,
@@ -147,6 +149,10 @@ def saved_bytes(model, compiled):
         ({"kind": "tape", "rotate_values": 1.0}, torch.float32, {"unrotated_layers": [1, 2]}, False),
         ({"kind": "tape", "move": True}, torch.float32, {}, False),
         ({"kind": "tape", "move": True, "mlp_update": False}, torch.bfloat16, {"num_hidden_layers": 2}, True),
+        ({**CLOCK, "kind": "rope"}, torch.bfloat16, {}, False),
+        ({**CLOCK, "kind": "rope"}, torch.bfloat16, {}, True),
+        ({**CLOCK, "kind": "tape"}, torch.float32, {}, False),
+        ({**CLOCK, "kind": "tape"}, torch.bfloat16, {}, True),
     ],
     ids=[
         "rope",
@@ -163,6 +169,10 @@ def saved_bytes(model, compiled):
         "values-unrotated",
         "move",
         "move-compiled",
+        "clock",
+        "clock-compiled",
+        "tape-clock",
+        "tape-clock-compiled",
     ],
 )
 def test_kept_activations_are_what_autograd_saves(encoding, dtype, changes, compiled):
@@ -177,8 +187,9 @@ def test_kept_activations_are_what_autograd_saves(encoding, dtype, changes, comp
     assert found >= expected
 
 
-def test_checkpoints_keep_what_enters_a_block():
-    model = model_of("tape", num_hidden_layers=8)
+@pytest.mark.parametrize("encoding", ["tape", {**CLOCK, "kind": "tape"}], ids=["tape", "clock"])
+def test_checkpoints_keep_what_enters_a_block(encoding):
+    model = model_of(encoding, num_hidden_layers=8)
     whole = saved_bytes(model, False)
     model.gradient_checkpointing_enable({"use_reentrant": False})
     costs, logits = ModelCosts(model.config), 4 * SIZES["vocab_size"]

@@ -263,12 +263,22 @@ class ModelCosts:
     def kept(self, size: int, *, compiled: bool = True, cuda: bool = True) -> int:
         """Bytes per token that all blocks and the last norm keep for the backward pass; logits are not included."""
         last = 2 * size * self.width if compiled else (FLOAT32 + 2 * size) * self.width
-        return last + sum(self.kept_by_block(block, size, compiled=compiled, cuda=cuda) for block in self.blocks)
+        blocks = sum(self.kept_by_block(block, size, compiled=compiled, cuda=cuda) for block in self.blocks)
+        return last + self._kept_by_clock(size, compiled) + blocks
 
     def kept_checkpoints(self, size: int) -> int:
         """The same with gradient checkpointing: what enters each block, tokens and field."""
         field = self.groups * self.head_dim if any(block.updates for block in self.blocks) else 0
-        return size * len(self.blocks) * (self.width + field) + 2 * size * self.width
+        return size * len(self.blocks) * (self.width + field) + 2 * size * self.width + self._kept_by_clock(size)
+
+    def _kept_by_clock(self, size: int, compiled: bool = True) -> int:
+        """Bytes per token that a clock keeps: normalised embeddings in float32, what they were made of, and phasors of
+        all heads.
+        """
+        if not getattr(self.encoding, "has_clock", False):
+            return 0
+        cast = 0 if size == FLOAT32 else size if compiled else FLOAT32
+        return (FLOAT32 + cast) * self.width + size * self.groups * self.head_dim
 
     def logits(self, size: int, *, compiled: bool = True) -> int:
         """Bytes per token of logits and loss where the backward pass begins.
