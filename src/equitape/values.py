@@ -1,6 +1,7 @@
 """Parsing of typed values: YAML files, and key=value on the command line."""
 
 import re
+import shlex
 from typing import Any
 
 import yaml
@@ -73,6 +74,17 @@ def parse_pairs(texts: list[str] | tuple[str, ...], option: str, example: str) -
             raise ValueError(f"{option} sets {key!r} twice; give it once.")
         pairs[key] = parse_value(value, f"The value of {key}")
     return pairs
+
+
+def parse_encoding_words(text: str) -> tuple[str, dict[str, Any]]:
+    """(kind, options) of --encoding: a kind and key=value words; values with spaces are quoted as in a shell."""
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise ValueError(f"Cannot parse --encoding {text!r}: {error}; close every quote.") from None
+    if not words:
+        raise ValueError("--encoding is empty; write for example --encoding tape.")
+    return words[0], parse_pairs(words[1:], "--encoding", "'tape layers=[0]'")
 
 
 def set_value(content: dict[str, Any], override: str) -> None:

@@ -113,6 +113,17 @@ def test_one_plan_per_encoding():
     assert given.training.layout == Layout(gpus=8, context_parallel=4, sharded=True, checkpointing=False)
 
 
+def test_encodings_with_options():
+    names = ("tape", "tape layers=[0] mixer_size=8")
+    whole, one = json.loads(
+        run("155m", "--length", 1024, "--json", *(word for name in names for word in ("--encoding", name))).output
+    )
+    assert (whole["encoding"], one["encoding"]) == names
+    assert one["serving"]["cache"] == costs_of("155m", {"kind": "tape", "layers": [0]}).cache(2) * 1024
+    assert one["serving"]["cache"] < whole["serving"]["cache"]
+    assert "layers=[0]" in run("155m", "--length", 1024, "--encoding", names[1]).output
+
+
 def test_the_command_prints_the_same_as_the_library():
     result = run("smollm2-135m", "--length", 8192, "--gpus", 1, "--json")
     plans = json.loads(result.output)
@@ -142,9 +153,10 @@ def test_too_little_memory_is_an_exit_code():
         (("tiny", "--length", 100, "--gpus", 6, "--context-parallel", 4), "6 GPUs cannot form groups of 4"),
         (("tiny", "--length", 100, "--context-parallel", 8), "A row of 100 tokens cannot be split over 8 GPUs"),
         (("tiny", "--length", 100, "--encoding", "t5"), "Encoding 't5' adds a bias to every score"),
+        (("tiny", "--length", 100, "--encoding", "tape layer=[0]"), "no option 'layer'. Did you mean 'layers'"),
         (("tiny", "--length", 100, "--gpu", "h300"), "h300"),
     ],
-    ids=["no length", "model", "groups", "length", "bias", "gpu"],
+    ids=["no length", "model", "groups", "length", "bias", "option", "gpu"],
 )
 def test_bad_input_is_refused_in_one_sentence(arguments, words):
     result = run(*arguments, code=2)

@@ -1,12 +1,11 @@
 """What a benchmark measures: an encoding with options, or a model or layer of another library."""
 
 import importlib.util
-import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..registry import describe_choices
-from ..values import parse_pairs
+from ..values import parse_encoding_words
 
 if TYPE_CHECKING:
     from .shapes import Shape
@@ -82,15 +81,9 @@ class Subject:
 
 
 def parse_subject(text: str) -> Subject:
-    """Parse a kind followed by key=value words; values with spaces are quoted as in a shell."""
-    try:
-        words = shlex.split(text)
-    except ValueError as error:
-        raise ValueError(f"Cannot parse --encoding {text!r}: {error}; close every quote.") from None
-    if not words:
-        raise ValueError("--encoding is empty; write for example --encoding tape.")
-    options = parse_pairs(words[1:], "--encoding", "'tape layers=[0]'")
+    """Parse a kind followed by key=value words; compile is none of its options."""
+    kind, options = parse_encoding_words(text)
     compiled = options.pop("compile", None)
     if compiled is not None and not isinstance(compiled, bool):
         raise ValueError(f"--encoding {text!r} has compile={compiled!r}; use true or false.")
-    return Subject(name=" ".join(text.split()), kind=words[0], options=options, compile=compiled)
+    return Subject(name=" ".join(text.split()), kind=kind, options=options, compile=compiled)

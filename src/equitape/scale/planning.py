@@ -9,6 +9,7 @@ from ..model import EquitapeConfig
 from ..pretrained.weights import read_config
 from ..registry import describe_choices
 from ..runs.folders import model_folder
+from ..values import parse_encoding_words
 from .costs import ModelCosts
 from .layouts import ServingPlan, TrainingPlan, best_training, fewest_gpus, plan_serving
 from .machines import GPUS
@@ -57,7 +58,7 @@ def make_plans(model: str | Path, settings: PlanSettings) -> list[Plan]:
     """One plan per encoding."""
     gpu = GPUS[settings.gpu]
     plans = []
-    for config in configurations(model, settings):
+    for name, config in configurations(model, settings):
         costs = ModelCosts(config)
         if costs.encoding.adds_bias:
             raise ValueError(
@@ -67,7 +68,7 @@ def make_plans(model: str | Path, settings: PlanSettings) -> list[Plan]:
         plans.append(
             Plan(
                 model=str(model),
-                encoding=costs.encoding.kind,
+                encoding=name,
                 parameters=costs.parameters,
                 length=settings.length,
                 gpu=settings.gpu,
@@ -88,11 +89,14 @@ def make_plans(model: str | Path, settings: PlanSettings) -> list[Plan]:
     return plans
 
 
-def configurations(model: str | Path, settings: PlanSettings) -> list[EquitapeConfig]:
-    """The configuration of a model with each encoding to plan for."""
+def configurations(model: str | Path, settings: PlanSettings) -> list[tuple[str, EquitapeConfig]]:
+    """The configuration of a model with each encoding to plan for, under the encoding's name."""
     if str(model) in NAMED:
         shape = NAMED[str(model)]
-        return [shape.config(kind, "sdpa", settings.length) for kind in settings.encodings or ("rope", "tape")]
+        return [
+            (name, shape.config(parse_encoding_option(name), "sdpa", settings.length))
+            for name in settings.encodings or ("rope", "tape")
+        ]
     if not Path(model).expanduser().exists() and "/" not in str(model):
         raise ValueError(
             f"There is no size or model {str(model)!r}.{describe_choices(str(model), NAMED)} A folder, a GGUF file or "
@@ -101,12 +105,18 @@ def configurations(model: str | Path, settings: PlanSettings) -> list[EquitapeCo
     config = read_config(model_folder(str(model)))
     assert isinstance(config.encoding, dict)
     own = config.encoding["kind"]
-    kinds = settings.encodings or ((own, "tape") if own == "rope" else (own,))
+    names = settings.encodings or ((own, "tape") if own == "rope" else (own,))
     # a learned table of positions must reach the length
     config.max_position_embeddings = max(config.max_position_embeddings, settings.length)
-    return [config if kind == own else with_encoding(config, kind) for kind in kinds]
+    return [(name, config if name == own else with_encoding(config, parse_encoding_option(name))) for name in names]
 
 
-def with_encoding(config: EquitapeConfig, kind: str) -> EquitapeConfig:
+def parse_encoding_option(text: str) -> dict[str, Any]:
+    """An encoding named with its options, as "tape layers=[0]"."""
+    kind, options = parse_encoding_words(text)
+    return {"kind": kind, **options}
+
+
+def with_encoding(config: EquitapeConfig, encoding: dict[str, Any]) -> EquitapeConfig:
     """The configuration with another encoding."""
-    return EquitapeConfig.from_dict({**config.to_dict(), "encoding": kind})
+    return EquitapeConfig.from_dict({**config.to_dict(), "encoding": encoding})

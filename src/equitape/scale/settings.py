@@ -30,7 +30,7 @@ class PlanSettings(Settings):
     precision: Literal["mixed", "bfloat16"] = "mixed"
     """mixed trains float32 weights and computes in bfloat16, as Trainer does; bfloat16 has nothing in float32."""
     encodings: tuple[str, ...] = ()
-    """Encoding to plan for. Default: the model's, and TAPE if that is RoPE."""
+    """Encoding, with options after it: 'tape layers=[0]'. Default: the model's, and TAPE if that is RoPE."""
 
     def __post_init__(self) -> None:
         parts = self.context_parallel
