@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from cases import CACHEABLE, build, draw_tokens
-from equitape.inspect import inspect_model, visit_layers
+from equitape.inspect import inspect_model, measure_stability, visit_layers
 
 # what is shown is kept in float32, whatever the model computes in; sums over a text round more than once
 ROUNDING = 1e-6
@@ -116,6 +116,24 @@ def test_tape_at_its_start_shows_no_change():
     inspection = inspect_model(model, draw_tokens(1, 12))
     assert np.abs(inspection.attention_change).max() == 0
     assert np.nanmax(np.abs(inspection.distances - inspection.true_distances())) < 1e-3
+
+
+@pytest.mark.parametrize("local", [{"kind": "rope", "theta": 30.0}, "nope"], ids=["rope", "nope"])
+def test_layers_with_an_encoding_of_their_own_have_no_state_to_show(local):
+    """Gemma 3 begins with such layers; displacement and distances are those of the model's own encoding."""
+    window = {"sliding_window": 6, "sliding_layers": [0, 2], "local_encoding": local, "num_hidden_layers": 5}
+    model, tokens = build("tape", {"layers": [3]}, **window), draw_tokens(1, 12)
+    inspection = inspect_model(model, tokens)
+    # its own encoding starts in the second layer, and only the fourth updates
+    displacement = inspection.displacement.max((1, 2))
+    assert np.isnan(displacement[[0, 2]]).all()
+    assert (displacement[[1, 3]] < 1e-5).all()
+    assert displacement[4] > 1e-2
+    moved = inspection.by_layer()["effective minus true distance, tokens"]
+    assert moved[0] is moved[2] is None
+    assert moved[1] < 1e-3
+    own = measure_stability(model, tokens, begin_token=1).changes[0].products
+    assert [value is None for value in own] == [True, False, True, False, False]
 
 
 @pytest.mark.parametrize("case", CACHEABLE)

@@ -200,6 +200,18 @@ def test_pictures(tmp_path):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.filterwarnings("error")
+def test_layers_with_an_encoding_of_their_own(tmp_path):
+    """Their maps of states are empty, and changes are counted from the first layer that has a state."""
+    window = {"sliding_window": 6, "sliding_layers": [0, 2], "local_encoding": "nope", "num_hidden_layers": 5}
+    inspection = inspect_model(build("tape", **window), draw_tokens(1, 12))
+    change = next(one for one in maps_of(inspection) if one["name"] == "products-change")
+    levels = [np.frombuffer(zlib.decompress(base64.b64decode(layer)), dtype=np.uint8) for layer in change["data"]]
+    assert [bool((layer == MISSING).all()) for layer in levels] == [True, False, True, False, False]
+    write_page(tmp_path / "index.html", inspection, title="x")
+    assert len(write_plots(inspection_plots(inspection), tmp_path)) > 4
+
+
 @pytest.mark.usefixtures("no_drawing")
 @pytest.mark.parametrize("case", ["alibi", "rope", "tensor_tape", "tape-options"])
 def test_encodings_with_less_to_show(case, tmp_path):

@@ -30,7 +30,9 @@ class LayerRecord(NamedTuple):
     """The record of one layer for one sequence."""
 
     state: Tensor | None
-    """[G, N, E]: the state that rotated queries and keys; None for encodings without a state per token."""
+    """[G, N, E]: the state that rotated queries and keys; None for encodings without a state per token, and in layers
+    with an encoding of their own, as Gemma's with a window, whose state starts elsewhere and never changes.
+    """
     attention: Tensor
     """[H, N, N]."""
     mixing: Tensor | None
@@ -59,6 +61,8 @@ class Target:
     """Runs an input at given ids; None: the default ones."""
     use: Callable[[str], None]
     """Chooses the attention implementation."""
+    local_layers: frozenset[int] = frozenset()
+    """Layers with an encoding of their own."""
 
     @property
     def causal(self) -> bool:
@@ -73,7 +77,8 @@ def target_of(model: Any) -> Target:
         def run(inputs: Tensor, ids: Tensor | None) -> Any:
             return decoder(inputs.to(decoder.device), position_ids=ids, use_cache=False)
 
-        return Target(decoder, attention_layers(decoder), decoder.encoding, run, decoder.set_attn_implementation)
+        own = (decoder.set_attn_implementation, decoder.local_layers)
+        return Target(decoder, attention_layers(decoder), decoder.encoding, run, *own)
     assert isinstance(model, nn.Module)
     layers = [layer for layer in attention_layers(model) if isinstance(layer, Attention)]
     if not layers:
@@ -220,12 +225,8 @@ class Watcher(ExitStack):
         found, self.found = self.found, {}
         encoding = self.target.encoding
         state = None
-        if has_token_state(encoding):
-            state = found["state"]
-            # layers with an encoding of their own, as Gemma's with a window, pack nothing
-            if encoding.state_width in (None, state.shape[-1]):
-                state = encoding.field(state)
-            state = state[0].expand(encoding.geometry.num_kv_heads, -1, -1)
+        if has_token_state(encoding) and self.index not in self.target.local_layers:
+            state = encoding.field(found["state"])[0].expand(encoding.geometry.num_kv_heads, -1, -1)
         mixing = None
         if "gate" in found:
             part = found["part"]

@@ -20,6 +20,8 @@ Array = NDArray[np.float32]
 DISTANCE_OPERATIONS = 4e10
 """Approximate number of operations for effective distances; more heads or layers mean fewer sampled tokens."""
 MOST_SAMPLES, FEWEST_SAMPLES = 64, 12
+OF_STATES = ("products", "norms", "displacement", "distances", "likeness")
+"""Measures of states; NaN in layers with an encoding of their own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,9 +122,10 @@ class Inspection:
             found["norm of the phasors"] = self.norms.mean((1, 2))
             found["phase displacement, radians"] = self.displacement.mean((1, 2))
         if self.distances is not None and self.likeness is not None:
+            past = ~np.isnan(self.true_distances())
             moved = np.abs(self.distances - self.true_distances())
-            found["effective minus true distance, tokens"] = np.nanmean(moved, (1, 2, 3))
-            found["likeness to rotary phasors"] = np.nanmean(self.likeness, (1, 2, 3))
+            found["effective minus true distance, tokens"] = moved[..., past].mean((1, 2))
+            found["likeness to rotary phasors"] = self.likeness[..., past].mean((1, 2))
         if self.mixing_strength is not None:
             found["strength of mixing"] = self.mixing_strength.mean(1)
         return {
@@ -189,7 +192,9 @@ class Collector:
                 f"{str(record.attention.dtype).removeprefix('torch.')}. Run `equitape check` for details."
             )
         self.keep("attention", self.pool_attention(record.attention))
-        if record.state is not None:
+        if record.state is None:
+            self.miss(OF_STATES)
+        else:
             state = record.state.cpu()
             products = state_products(state).float()
             if self.start is None:
@@ -216,8 +221,7 @@ class Collector:
 
     def visit_mixing(self, mixing: Tensor | None) -> None:
         if mixing is None:
-            for name in ("mixing_strength", "mixing_own", "mixing_mean"):
-                self.found.setdefault(name, []).append(None)
+            self.miss(("mixing_strength", "mixing_own", "mixing_mean"))
             return
         mixing = mixing.cpu()
         mean = mixing.mean(0)
@@ -234,6 +238,11 @@ class Collector:
 
     def keep(self, name: str, value: Tensor) -> None:
         self.found.setdefault(name, []).append(value.float().numpy().copy())
+
+    def miss(self, names: Sequence[str]) -> None:
+        """Note that a layer has none of these."""
+        for name in names:
+            self.found.setdefault(name, []).append(None)
 
     def stacked(self, name: str) -> Array | None:
         """All layers of one kind; NaN for layers without it, None if no layer has it."""
@@ -304,14 +313,8 @@ def inspect_model(
         attention=attention,
         attention_change=change,
         samples=[] if frequencies is None else samples,
-        **{
-            name: updated.stacked(name)
-            for name in (
-                "products", "norms", "displacement", "distances", "likeness",
-                "mixing_strength", "mixing_own", "mixing_mean",
-            )
-        },
-    )  # fmt: skip
+        **{name: updated.stacked(name) for name in (*OF_STATES, "mixing_strength", "mixing_own", "mixing_mean")},
+    )
 
 
 def name_of(ids: int | list[int]) -> str:

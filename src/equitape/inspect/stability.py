@@ -60,8 +60,8 @@ class Change:
     model: str
     disturbance: str
     attention: list[float]
-    products: list[float] | None
-    """None for encodings without a state per token."""
+    products: list[float | None] | None
+    """None for encodings without a state per token, and for layers with an encoding of their own."""
 
     @property
     def verdict(self) -> str:
@@ -252,13 +252,17 @@ def run(model: Any, text: Tensor, ids: Tensor | None = None) -> list[tuple[Tenso
 
 def compare(variant: Variant, disturbance: str, original: list, moved: list) -> Change:
     """Differences over the tokens of the text, which are the last ones."""
-    attention, products = [], []
+    attention: list[float] = []
+    products: list[float | None] = []
     for (weights, product), (other_weights, other_product) in zip(original, moved, strict=True):
         count = weights.shape[-1]
         difference = other_weights[:, -count:, -count:].double() - weights.double()
         attention.append(float(difference.abs().sum(-1).mean() / 2))
-        if product is not None:
-            products.append(float((other_product[-count:, -count:] - product).norm() / product.norm()))
+        change = None if product is None else (other_product[-count:, -count:] - product).norm() / product.norm()
+        products.append(None if change is None else float(change))
     return Change(
-        model=variant.name, disturbance=disturbance, attention=attention, products=products if products else None
+        model=variant.name,
+        disturbance=disturbance,
+        attention=attention,
+        products=products if any(value is not None for value in products) else None,
     )

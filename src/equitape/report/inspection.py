@@ -147,7 +147,8 @@ def maps_of(inspection: Inspection) -> list[dict[str, Any]]:
         maps.append(map_entry("products", "Products of states", caption, products, linear_scale, "layer"))
         if inspection.updates:
             title, caption = "Products minus initial products", "The change made by earlier layers."
-            maps.append(map_entry("products-change", title, caption, products - products[:1], signed_scale, "layer"))
+            start = products[known_layers(products)[:1]]
+            maps.append(map_entry("products-change", title, caption, products - start, signed_scale, "layer"))
     if inspection.distances is not None and inspection.updates:
         title = "Effective minus true distance"
         caption = "The distance at which plain rotary phasors match these best, minus the true one, in tokens."
@@ -158,6 +159,11 @@ def maps_of(inspection: Inspection) -> list[dict[str, Any]]:
         mean = inspection.mixing_mean[:, None]
         maps.append(map_entry("mixing-mean", "Mean mixing matrix", caption, mean, signed_scale, "layer", "heads"))
     return maps
+
+
+def known_layers(values: NDArray[Any]) -> list[int]:
+    """Indices of the layers with values [L, ...]: those with an encoding of their own have no state to show."""
+    return [index for index, layer in enumerate(values) if not np.isnan(layer).all()]
 
 
 def strip_entry(name: str, title: str, caption: str, values: NDArray[Any], by: str) -> dict[str, Any]:

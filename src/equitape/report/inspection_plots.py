@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from ..inspect.inspection import Inspection
 from .charts import Line, LinePanel, line_plot
 from .heat_maps import MapPanel, MapStyle, heat_maps
-from .inspection import strip_values
+from .inspection import known_layers, strip_values
 from .numbers import number
 from .style import MARKERS, Plot, SeriesStyle, series_styles, shade
 
@@ -22,6 +22,12 @@ def chosen_layers(num_layers: int) -> list[int]:
     """Indices of the first, the last, and evenly spaced layers between them."""
     count = min(num_layers, PANELS)
     return sorted({round(index * (num_layers - 1) / max(count - 1, 1)) for index in range(count)})
+
+
+def chosen_of(values: NDArray[Any]) -> list[int]:
+    """`chosen_layers` of those that have values [L, ...]."""
+    known = known_layers(values)
+    return [known[index] for index in chosen_layers(len(known))]
 
 
 def inspection_plots(inspection: Inspection) -> list[Plot]:
@@ -49,7 +55,8 @@ def inspection_plots(inspection: Inspection) -> list[Plot]:
 
 def grows(values: NDArray[Any]) -> bool:
     """Whether ranges of layers [L, ...] differ so much that one scale would show some in a single colour."""
-    flat = values.reshape(len(values), -1)
+    known = values[known_layers(values)]
+    flat = known.reshape(len(known), -1)
     spans = np.nanmax(flat, 1) - np.nanmin(flat, 1)
     return bool(spans.max() > MOST_GROWTH * spans.min())
 
@@ -68,7 +75,7 @@ def plot_maps(inspection: Inspection, name: str, title: str, values: NDArray[Any
     start, end = token_extent(inspection)
     panels = [
         MapPanel(title=f"layer {layer + 1}", values=values[layer], extent=(start, end, end, start))
-        for layer in chosen_layers(len(values))
+        for layer in chosen_of(values)
     ]
     style = MapStyle(
         row_label="query (token)",
@@ -94,7 +101,7 @@ def plot_distances(inspection: Inspection) -> Plot:
     places = np.unique(true[~np.isnan(true)])
     start = SeriesStyle(colour="#999999", dashes="--")
     lines = [Line(label="start", style=start, x=list(places), y=list(places))]
-    layers = chosen_layers(inspection.num_layers)[1:]
+    layers = chosen_of(inspection.distances)[1:]
     base = series_styles({"model": inspection.encoding["kind"]})["model"].colour
     for index, layer in enumerate(layers):
         means = [float(np.nanmean(inspection.distances[layer][:, true == place])) for place in places]
