@@ -114,6 +114,15 @@ def edit(path, **changes):
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
+@pytest.mark.parametrize("changes", [{}, {"query_growth": 0.2}, {"query_growth_start": 7}])
+def test_a_base_whose_queries_grow_otherwise_is_another(changes, tmp_path):
+    growth = {"query_growth": 0.1, "query_growth_start": 5}
+    save_adapter(train(adapt(build("tape", **growth), "lora")), tmp_path)
+    with pytest.raises(ValueError, match="a different base: its query_growth"):
+        load_adapter(build("tape", **(growth | changes if changes else {})), tmp_path)
+    load_adapter(build("tape", **growth), tmp_path)
+
+
 def test_damaged_and_foreign_files_are_refused(tmp_path):
     good = tmp_path / "good"
     adapt(make_source(), "tape").save_adapter(good)

@@ -32,6 +32,7 @@ FINGERPRINTED_FIELDS = (
     "head_dim", "hidden_act", "tie_word_embeddings", "attention_bias", "attention_output_bias", "mlp_bias", "qk_norm",
     "sliding_window", "sliding_layers", "num_loops", "qk_norm_joint", "norms", "norm_offset", "query_scale",
     "attention_softcap", "logit_softcap", "embedding_scale", "unrotated_layers", "experts", "local_encoding",
+    "query_growth", "query_growth_start",
 )  # fmt: skip
 
 Base: TypeAlias = str | Path | PreTrainedModel
