@@ -3,6 +3,7 @@
 import pytest
 import torch
 from transformers import DynamicCache, StaticCache
+from transformers.cache_utils import DynamicLayer
 
 from cases import CACHEABLE, build, draw_tokens, gap
 
@@ -143,6 +144,37 @@ def test_cached_ids_with_gaps_are_exact_or_refused(case):
     mask = torch.tensor([[1] * 6 + [0] * 3] * 2)
     counted = (mask.cumsum(-1) - 1).masked_fill(mask == 0, 1)
     assert model(tokens, attention_mask=mask, position_ids=counted, use_cache=True).past_key_values is not None
+
+
+ROUNDABLE = ["nope", "learned", "sinusoidal", "rope", "rope-yarn", "rope-values", "xpos", "randpe", "t5", "fire", "cope",
+             "tape", "tape-options", "tape-fourier", *(case for case in CACHEABLE if "tensor" in case)]  # fmt: skip
+
+
+class QuantizedLayer(DynamicLayer):
+    """Rounds keys and values to 8 bits, on a scale for every head of a token."""
+
+    def update(self, key_states, value_states, *args, **kwargs):
+        return tuple(map(self.rounded, super().update(key_states, value_states, *args, **kwargs)))
+
+    @staticmethod
+    def rounded(x):
+        low, high = x.amin(-1, keepdim=True), x.amax(-1, keepdim=True)
+        step = (high - low).clamp(min=1e-9) / 255
+        return ((x - low) / step).round() * step + low
+
+
+@pytest.mark.parametrize("case", CACHEABLE)
+def test_quantised_caches_are_nearly_exact_or_refused(case):
+    """A decay or a clock keeps positions among the numbers of a key, which set the scale of all others."""
+    model, tokens = build(case), draw_tokens(2, 20)
+    cache = DynamicCache()
+    cache.layers = [QuantizedLayer() for _ in range(3)]
+    if case not in ROUNDABLE:
+        with pytest.raises(ValueError, match="use a dynamic"):
+            model(tokens, past_key_values=cache)
+        return
+    expected = full(model, tokens)
+    assert (in_chunks(model, tokens, (12, 8), cache) - expected).norm() < 0.03 * expected.norm()
 
 
 @pytest.mark.parametrize("case", CACHEABLE)

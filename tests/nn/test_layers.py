@@ -5,6 +5,7 @@ import torch
 from torch.nn.attention.flex_attention import create_block_mask
 from torch.utils.checkpoint import checkpoint
 from transformers import DynamicCache, StaticCache
+from transformers.cache_utils import DynamicLayer
 
 from cases import build, draw_tokens, gap, randomise, tiny_config
 from equitape.nn import Attention, PositionalLayer, RotaryAttention, TapeAttention, make_encoding, widen
@@ -420,6 +421,16 @@ def standalone(encoding="tape", **options):
     return Attention(32, 4, encoding, **{**SIZES, **options}).double()
 
 
+class QuantizedLayer(DynamicLayer):
+    """Named like those of transformers, which need further packages."""
+
+
+def quantised_cache():
+    cache = DynamicCache()
+    cache.layers = [QuantizedLayer()]
+    return cache
+
+
 REFUSED = {
     "x has shape [2, 6, 31]; it must be a tensor [B, N, 32]": lambda: standalone()(X[..., 1:]),
     "x is a list; it must be a tensor [B, N, 32]": lambda: standalone()([1, 2]),
@@ -472,6 +483,9 @@ REFUSED = {
     "mask is torch.int64; it must be torch.bool": lambda: standalone()(X, mask=torch.ones(6, 6).long()),
     "A cache needs causal attention": lambda: standalone(causal=False)(X, cache=()),
     "cannot use a cache here": lambda: standalone("fox")(X, cache=()),
+    "'tape2' keeps exact numbers in cached keys, which this cache would round": lambda: standalone("tape2")(
+        X, cache=quantised_cache()
+    ),
     "Pass a mask instead of a window on several axes with a cache": lambda: standalone(num_axes=2, window=2)(
         X, positions=torch.zeros(6, 2), cache=(FIELD, torch.cat((FIELD, FIELD), dim=-1))
     ),

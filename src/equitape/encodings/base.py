@@ -194,6 +194,8 @@ class PositionalEncoding(HookedModule):
     """Whether `initial_state` reads `positions.origin` or `positions.span`."""
     keeps_sums: bool = False
     """Whether a cached sequence continues from running sums in columns of cached keys."""
+    keeps_numbers: bool = False
+    """Whether cached keys hold positions or running sums, which must not be rounded."""
     takes_axes: ClassVar[bool] = False
     """Whether ids may have several axes (Geometry.num_axes)."""
     needs_causal: bool = False

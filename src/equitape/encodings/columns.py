@@ -99,6 +99,7 @@ class ColumnsEncoding(PositionalEncoding):
         self.clock_options = decay if isinstance(decay, ClockOptions) else ClockOptions()
         self.has_clock = self.clock_options.clock
         self.keeps_sums = self.has_clock or decay.decay == "gate"
+        self.keeps_numbers = self.has_clock or decay.decay != "none"
         # the score gains with every step towards the last token, and a clock counts from the first
         self.needs_causal = self.has_clock or decay.decay != "none"
         # constant slopes count from the start of the sequence

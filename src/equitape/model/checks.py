@@ -10,6 +10,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ..encodings import PositionalEncoding, Positions
 from ..encodings.positions import may_read
+from ..nn.core import is_quantised
 from .configuration import EquitapeConfig
 
 NOT_SCORED = -100
@@ -170,6 +171,11 @@ def check_cache(encoding: PositionalEncoding, past: Cache | None) -> None:
             f"Encoding {encoding.kind!r} reads running sums from cached keys, which {type(past).__name__} keeps "
             f"quantised or on another device; use a dynamic or a static cache."
         )
+    if past is not None and encoding.keeps_numbers and is_quantised(past):
+        raise ValueError(
+            f"Encoding {encoding.kind!r} keeps exact numbers in cached keys, which {type(past).__name__} would round; "
+            f"use a dynamic, a static or an offloaded cache."
+        )
 
 
 def check_cache_width(encoding: PositionalEncoding, past: Cache | None, local_layers: Collection[int] = ()) -> None:
@@ -196,9 +202,7 @@ def holds_plain_keys(past: Cache) -> bool:
     """Whether every layer holds its keys as one tensor on the model's device."""
     if getattr(past, "offloading", False):
         return False
-    return all(isinstance(layer, (DynamicLayer, StaticLayer)) for layer in past.layers) and not any(
-        "Quantized" in type(layer).__name__ for layer in past.layers
-    )
+    return all(isinstance(layer, (DynamicLayer, StaticLayer)) for layer in past.layers) and not is_quantised(past)
 
 
 def check_paged_cache(encoding: PositionalEncoding, implementation: str | None) -> None:

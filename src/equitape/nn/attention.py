@@ -15,7 +15,7 @@ from transformers import Cache
 from ..encodings import Positions
 from ..encodings.frequencies import Scaling
 from ..encodings.positions import key_ids
-from .core import AttentionCore, AttentionMask, Context, describe
+from .core import AttentionCore, AttentionMask, Context, describe, is_quantised
 from .ids import locate
 from .layer import Encoding, Pieces, Sizes, check_real, encoding_for_layer, refuse_unknown
 from .masks import behind, mask_function, materialise
@@ -224,6 +224,11 @@ class Attention(Pieces, AttentionCore):
         if refusal is not None or self.model_encoding.keeps_sums:
             reason = refusal or "it continues running sums, which only the equitape decoder does"
             raise ValueError(f"Encoding {self.model_encoding.kind!r} cannot use a cache here: {reason}.")
+        if self.model_encoding.keeps_numbers and is_quantised(cache):
+            raise ValueError(
+                f"Encoding {self.model_encoding.kind!r} keeps exact numbers in cached keys, which this cache would "
+                f"round; use a dynamic or a static cache, or a tuple."
+            )
         if context is not None:
             raise ValueError("A cache is for attention of a sequence to itself; pass either cache or context.")
         if not self.causal:

@@ -92,6 +92,11 @@ class Attended(NamedTuple):
     """The state to update."""
 
 
+def is_quantised(past: Any) -> bool:
+    """Whether a layer of a cache rounds its keys and values to a few bits."""
+    return any("Quantized" in type(layer).__name__ for layer in getattr(past, "layers", ()))
+
+
 def describe(given: Any) -> str:
     """The shape of a tensor, or what was given in its place, for errors."""
     return f"has shape {list(given.shape)}" if isinstance(given, Tensor) else f"is a {type(given).__name__}"

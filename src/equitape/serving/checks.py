@@ -55,7 +55,7 @@ def check_served(
         )
     if config.local_encoding is not None and (config.num_loops > 1 or getattr(encoding, "has_clock", False)):
         raise ValueError("vLLM serves no local_encoding together with num_loops above 1 or a clock; use generate.")
-    if cache_dtype != "auto" and keeps_numbers_in_keys(encoding):
+    if cache_dtype != "auto" and encoding.keeps_numbers:
         raise ValueError(
             f"Encoding {kind!r} keeps exact numbers in cached keys, which a cache in {cache_dtype!r} would round; "
             f"use kv_cache_dtype 'auto'."
@@ -65,8 +65,3 @@ def check_served(
             f"Encoding {kind!r} keeps running sums, whose places vLLM's cache can tell apart up to {LONGEST:,} tokens, "
             f"not {length:,}; set max_model_len to {LONGEST} or less."
         )
-
-
-def keeps_numbers_in_keys(encoding: PositionalEncoding) -> bool:
-    """Whether a decay or a clock stores positions or running sums in cached keys."""
-    return any(getattr(encoding.layer(index), "num_columns", 0) for index in range(encoding.geometry.num_layers))
