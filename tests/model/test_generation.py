@@ -32,7 +32,10 @@ def test_greedy(case):
     tokens = draw_tokens(2, 7)
     expected = slowly(model, tokens)
     assert torch.equal(generate(model, tokens), expected)
-    assert torch.equal(generate(model, tokens, cache_implementation="static", disable_compile=True), expected)
+    static = {"cache_implementation": "static", "disable_compile": True}
+    assert torch.equal(generate(model, tokens, **static), expected)
+    # transformers makes the static cache of a prompt in chunks beforehand
+    assert torch.equal(generate(model, tokens, prefill_chunk_size=3, **static), expected)
 
 
 @pytest.mark.parametrize("case", DECODED)

@@ -310,6 +310,9 @@ class EquitapeForCausalLM(EquitapePreTrainedModel, GenerationMixin):
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
+    def _get_static_cache_init_shape(self) -> None:
+        """None: a static cache takes its widths from the first keys and values, which encodings make wider."""
+
     def init_continuous_batching(self, *args: Any, **kwargs: Any) -> Any:
         """Serve many requests at once from a paged cache: the start of `generate_batch`."""
         checks.check_paged_cache(self.model.encoding.eval(), self.config._attn_implementation)
