@@ -19,7 +19,7 @@ CASES = {
     "rope-yarn": {"scaling": YARN},
     "rope-dynamic": {"scaling": {"kind": "dynamic", "factor": 2.0, "original_max_positions": 8}},
     "rope-learned": {"decay": "learned", "decay_heads": 0.5, "decay_slowest": 2**-12},
-    "rope-clock": {"clock": True, "clock_range": 4.0, "decay": "gate"},
+    "rope-clock": {"clock": True, "clock_most": 3.0, "decay": "gate"},
     "rope-values": {"rotate_values": 1.0},
     "xpos": {},
     "randpe": {},

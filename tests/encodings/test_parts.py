@@ -221,20 +221,22 @@ def test_gradient_goes_through_one_part():
     assert number.grad.item() == pytest.approx(1 / 64, rel=1e-6)
 
 
-@pytest.mark.parametrize(("speed", "reach"), [(1.0, 1.0), (8.0, 1.0), (1.0, 4.0), (8.0, 0.5)])
-def test_clock_by_hand(speed, reach):
+@pytest.mark.parametrize(("speed", "most"), [(1.0, 2.0), (8.0, 2.0), (1.0, math.pi), (8.0, 1.5)])
+def test_clock_by_hand(speed, most):
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(2, N, 32, dtype=torch.float64, generator=generator)
     weight = torch.randn(2, 32, dtype=torch.float64, generator=generator)
-    options = ClockOptions(clock=True, clock_speed=speed, clock_range=reach)
+    options = ClockOptions(clock=True, clock_speed=speed, clock_most=most)
     found = clock_drift(weight, x, Positions(ids=torch.arange(N)[None]), None, options)
     for batch in range(2):
         for head in range(2):
             total = 0.0
             for token in range(N):
                 normed = x[batch, token] / math.sqrt(x[batch, token].square().mean().item() + 1e-6)
-                # a token counts for 1 - reach to 1 + reach steps, of which the id has counted one
-                total += reach * (2 / (1 + math.exp(-speed / reach * (normed @ weight[head]).item())) - 1)
+                # a token counts for 0 to `most` steps, of which the id has counted one
+                pull = speed * (normed @ weight[head]).item()
+                share = pull / (most - 1) if pull > 0 else pull
+                total += (2 / (1 + math.exp(-share)) - 1) * (most - 1 if pull > 0 else 1)
                 assert found[batch, head, token].item() == pytest.approx(total, abs=1e-9)
 
 
@@ -349,7 +351,7 @@ def test_jumps_that_mean_nothing_are_refused():
         ({"decay": "slopes", "decay_heads": 0.0}, "decay_heads is 0.0; it must be a number above 0"),
         ({"decay": "slopes", "decay_slowest": 1.0}, "decay_slowest is 1.0; it must be a number above 0 and below 1"),
         ({"clock": True, "clock_speed": 0.0}, "clock_speed is 0.0; it must be a number above 0"),
-        ({"clock": True, "clock_range": 0.0}, "clock_range is 0.0; it must be a number above 0"),
+        ({"clock": True, "clock_most": 1.0}, "clock_most is 1.0; it must be a number above 1"),
         ({"decay": "gate", "decay_inside": True}, "needs head_dim 6 or more, not 4"),
         ({"decay": "gate", "decay_heads": 0.2}, "none of 2 heads; raise it to at least 0.5"),
     ],

@@ -1,7 +1,8 @@
-"""A clock: content advances positions. A token counts for 1 - r to 1 + r steps, with r the clock's range.
+"""A clock: content advances positions. A token counts for 0 to K steps; 1 is the usual one.
 
-p_i = id_i + sum over j <= i of r tanh(s w_g x_j / (2 r)), with x the normalised embeddings, w of key-value head g and
-s the clock's speed. At w = 0, where training starts, positions are the ids. The sum is called the drift of the clock.
+p_i = id_i + sum over j <= i of r tanh(u_j / r), with u = s w_g x / 2, r = K - 1 for u > 0 and 1 otherwise, x the
+normalised embeddings, w of key-value head g and s the clock's speed. At w = 0, where training starts, positions are the
+ids. The sum is called the drift of the clock.
 
 Shapes: B batch, N tokens, G key-value heads, C hidden size, E extra columns.
 """
@@ -29,9 +30,9 @@ class ClockOptions(DecayOptions):
     clock_speed: Annotated[float, Gt(0)] = 1.0
     """Learning speed of the clock relative to other weights. With a higher speed tokens come to count for the least or
     the most steps sooner."""
-    clock_range: Annotated[float, Gt(0)] = 1.0
-    """How many steps more or fewer than one a token may count. With 1 it counts for 0 to 2 steps. With 4 it can turn
-    the fastest phasor by half a turn or more, so that positions can tell odd counts from even ones."""
+    clock_most: Annotated[float, Gt(1)] = 2.0
+    """K: the most steps that a token may count for. With pi it then turns the fastest phasor by half a turn, so that
+    positions can tell odd counts from even ones."""
 
 
 def clock_drift(
@@ -46,8 +47,8 @@ def clock_drift(
     with without_autocast(embeddings.device):
         x = embeddings.to(wide)
         x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPSILON)
-        reach = options.clock_range
-        steps = reach * (nn.functional.linear(x, weight.to(wide)) * (options.clock_speed / (2 * reach))).tanh()
+        ahead, rise = nn.functional.linear(x, weight.to(wide)) * (options.clock_speed / 2), options.clock_most - 1
+        steps = torch.where(ahead > 0, rise * (ahead / rise).tanh(), ahead.tanh())
     before = None if previous is None else join_parts(previous[..., -PARTS:])
     return running_sum(steps.transpose(1, 2), positions, before)
 
