@@ -28,8 +28,8 @@ from equitape.training.settings import Jumps, TrainSettings
 SHIPPED = {
     "demo", "addition-20", "addition-40", "addition-40-paper", "state-tracking", "state-tracking-copy",
     "state-tracking-s5", "retrieval", "lm-books", "beyond-addition", "beyond-addition-40", "beyond-addition-growth",
-    "beyond-s5", "beyond-swaps", "beyond-books", "beyond-copy", "beyond-flip-flop", "beyond-retrieval", "c4-155m",
-    "ablation-updates", "ablation-equivariance", "ablation-mixer-size", "ablation-layers", "scrolls-contract-nli",
+    "beyond-s5", "beyond-parity", "beyond-swaps", "beyond-books", "beyond-copy", "beyond-flip-flop", "beyond-retrieval",
+    "c4-155m", "ablation-updates", "ablation-equivariance", "ablation-mixer-size", "ablation-layers", "scrolls-contract-nli",
     "scrolls-gov-report", "scrolls-narrative-qa", "scrolls-qasper", "scrolls-qmsum", "scrolls-quality",
     "scrolls-summ-screen",
 }  # fmt: skip
