@@ -51,6 +51,7 @@ def draw_retrieval(panel: Any) -> None:
     keys = ["exact_match_inside", *(f"exact_match_outside_{factor}x" for factor in (2, 4, 8))]
     labels = [
         ("TAPE 2", "tape2, jumps", COLOURS["tape2"], 0),
+        ("RoPE, rotated\nvalues", "rope, half decay, half values, jumps", GREEN, 0),
         ("RoPE", "rope, half decay, jumps", COLOURS["rope"], 6),
         ("CoPE, FoX, NoPE", "cope", GRAY, -5),
         ("", "fox", GRAY, 0),
@@ -61,6 +62,7 @@ def draw_retrieval(panel: Any) -> None:
         found = metrics("beyond-retrieval", label)
         lines.append((name, [fmean(run[key] for run in found) for key in keys], colour, shift))
     draw_lines(panel, lines, ["256\n(trained)", "512", "1,024", "2,048"])
+    panel.set_xlim(-0.2, 4.5)
     panel.set_xlabel("tokens in which 8 facts are hidden")
     panel.set_title("Retrieval from scratch: % of values found", fontsize=10)
 
