@@ -84,7 +84,10 @@ def parse_encoding_words(text: str) -> tuple[str, dict[str, Any]]:
         raise ValueError(f"Cannot parse --encoding {text!r}: {error}; close every quote.") from None
     if not words:
         raise ValueError("--encoding is empty; write for example --encoding tape.")
-    return words[0], parse_pairs(words[1:], "--encoding", "'tape layers=[0]'")
+    options = parse_pairs(words[1:], "--encoding", "'tape layers=[0]'")
+    if "kind" in options:
+        raise ValueError(f"--encoding {text!r} names two kinds; write the kind first, without kind=.")
+    return words[0], options
 
 
 def set_value(content: dict[str, Any], override: str) -> None:

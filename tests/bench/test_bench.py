@@ -312,6 +312,11 @@ def test_options_are_words_of_a_shell():
     assert subject.compile is False
 
 
+def test_a_second_kind_among_the_options_is_refused():
+    with pytest.raises(ValueError, match="names two kinds; write the kind first, without kind="):
+        parse_subject("tape kind=rope")
+
+
 @pytest.mark.skipif(importlib.util.find_spec("fla") is not None, reason="flash-linear-attention is installed")
 @pytest.mark.parametrize("kind", ["fla-rope", "fla-fox", "fla-path"])
 def test_layers_of_a_missing_package_are_refused(kind):

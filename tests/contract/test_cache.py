@@ -132,14 +132,24 @@ def test_cached_ids_with_gaps_are_exact_or_refused(case):
     if case not in COUNT_BACK:
         assert gap(in_chunks(model, tokens, (6, 1, 2), cache, ids=ids), expected) < 1e-10
         return
-    with pytest.raises(ValueError, match="position_ids leave gaps"):
-        model(tokens, position_ids=ids, past_key_values=cache)
+    # also where a prepared mask shows the padding: generate makes one for a static cache
+    prepared = torch.ones(9, 9, dtype=torch.bool).tril()[None, None].expand(2, 1, -1, -1)
+    static = {"cache_implementation": "static", "disable_compile": True, "max_new_tokens": 1, "position_ids": ids}
+    for call in (
+        lambda: model(tokens, position_ids=ids, past_key_values=cache),
+        lambda: model(tokens, position_ids=ids, past_key_values=cache, attention_mask=prepared),
+        lambda: model.generate(tokens, attention_mask=torch.ones_like(tokens), **static),
+    ):
+        with pytest.raises(ValueError, match="position_ids are not consecutive"):
+            call()
     # nothing is cached behind the caller's back either
-    found = model(tokens, position_ids=ids, use_cache=True)
+    with pytest.warns(UserWarning, match="makes no cache"):
+        found = model(tokens, position_ids=ids, use_cache=True)
     assert found.past_key_values is None
     assert gap(found.logits, expected) < 1e-10
     jumps = torch.tensor([[3, 0, 0, 0, 3, 0, 0, 0, 0]])
-    assert model(tokens, position_jumps=jumps, use_cache=True).past_key_values is None
+    with pytest.warns(UserWarning, match="makes no cache"):
+        assert model(tokens, position_jumps=jumps, use_cache=True).past_key_values is None
     # padding leaves no gap
     mask = torch.tensor([[1] * 6 + [0] * 3] * 2)
     counted = (mask.cumsum(-1) - 1).masked_fill(mask == 0, 1)
@@ -175,6 +185,21 @@ def test_quantised_caches_are_nearly_exact_or_refused(case):
         return
     expected = full(model, tokens)
     assert (in_chunks(model, tokens, (12, 8), cache) - expected).norm() < 0.03 * expected.norm()
+
+
+@pytest.mark.parametrize(
+    ("case", "options", "more"),
+    [
+        ("xpos", None, {"local_encoding": {"kind": "rope", "decay": "slopes"}, "sliding_window": 6, "sliding_layers": [1]}),
+        ("path", {"convolution": 1}, {}),
+    ],
+)
+def test_quantised_caches_are_refused_for_any_layer(case, options, more):
+    model = build(case, options, **more)
+    cache = DynamicCache()
+    cache.layers = [QuantizedLayer() for _ in range(3)]
+    with pytest.raises(ValueError, match="use a dynamic"):
+        model(draw_tokens(2, 9), past_key_values=cache)
 
 
 @pytest.mark.parametrize("case", CACHEABLE)

@@ -38,6 +38,17 @@ def test_greedy(case):
     assert torch.equal(generate(model, tokens, prefill_chunk_size=3, **static), expected)
 
 
+@pytest.mark.parametrize("case", ["rope", "alibi", "tape", "tape2"])
+def test_static_caches_of_prompts_in_chunks_are_made_before_they_are_compiled(case):
+    """Inside compiled code, transformers could not tell CUDA graphs that the tensors stay where they are."""
+    model = build(case)
+    cache = model._prepare_static_cache("static", 2, 12, 3, {})
+    assert all(layer.is_initialized for layer in cache.layers)
+    assert [layer.keys.shape[-1] for layer in cache.layers] == model.config.key_cache_dims
+    assert [layer.values.shape[-1] for layer in cache.layers] == model.config.value_cache_dims
+    assert not any(layer.is_initialized for layer in model._prepare_static_cache("static", 2, 12, None, {}).layers)
+
+
 @pytest.mark.parametrize("case", DECODED)
 def test_left_padding(case):
     model = build(case)

@@ -80,6 +80,12 @@ def test_ids_do_not_count(case):
         past = model(tokens[:, :7], position_ids=ids[:, :7], use_cache=True).past_key_values
         given = {"position_ids": ids[:, 7:], "past_key_values": past, "attention_mask": padding}
         torch.testing.assert_close(model(tokens[:, 7:], **given).logits, expected[:, 7:])
+        static = {"cache_implementation": "static", "disable_compile": True, "max_new_tokens": 4, "do_sample": False}
+        known = {"attention_mask": padding, "output_logits": True, "return_dict_in_generate": True, "min_new_tokens": 4}
+        found = [model.generate(tokens, position_ids=given, **static, **known) for given in (ids, ids - 1000)]
+        assert torch.equal(found[0].sequences, found[1].sequences)
+        torch.testing.assert_close(torch.stack(found[0].logits), torch.stack(found[1].logits))
+        torch.testing.assert_close(found[0].logits[0], expected[:, -1].float())
     gaps = build("nope", **GROWTH)
     with torch.no_grad():
         torch.testing.assert_close(gaps(tokens, position_ids=3 * ids).logits, gaps(tokens).logits)

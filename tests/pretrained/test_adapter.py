@@ -121,6 +121,9 @@ def test_a_base_whose_queries_grow_otherwise_is_another(changes, tmp_path):
     with pytest.raises(ValueError, match="a different base: its query_growth"):
         load_adapter(build("tape", **(growth | changes if changes else {})), tmp_path)
     load_adapter(build("tape", **growth), tmp_path)
+    # a start of queries that do not grow has no effect
+    save_adapter(train(adapt(build("tape"), "lora")), tmp_path / "plain")
+    load_adapter(build("tape", query_growth_start=7), tmp_path / "plain")
 
 
 def test_damaged_and_foreign_files_are_refused(tmp_path):

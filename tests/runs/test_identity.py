@@ -27,6 +27,9 @@ def test_long_differences_are_short_in_messages():
     (each,) = find_differences({"e": [old, same]}, {"e": [old]})
     assert str(each).startswith("e was [{'kind': 'tape', 'a': 'a long value'")
     assert len(str(each)) < 250
+    # no jumps of its own, or those of the recipe: find_differences takes a missing setting to be None
+    (each,) = find_differences({"e": [{"kind": "rope", "jumps": None}]}, {"e": [{"kind": "rope"}]})
+    assert str(each) == "e was [{'kind': 'rope', 'jumps': None}], now [{'kind': 'rope'}]"
 
 
 def test_differences_are_named_where_they_are():

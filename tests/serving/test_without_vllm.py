@@ -93,6 +93,9 @@ def test_a_cache_in_another_dtype_is_refused_for_exact_numbers_in_keys_only(dtyp
         check(case, cache_dtype="auto")
         with pytest.raises(ValueError, match=f"which a cache in '{dtype}' would round; use kv_cache_dtype 'auto'"):
             check(case, cache_dtype=dtype)
+    local = {"local_encoding": {"kind": "rope", "decay": "slopes"}, "sliding_window": 5, "sliding_layers": [1]}
+    with pytest.raises(ValueError, match="'rope' keeps exact numbers"):
+        check("xpos", local, cache_dtype=dtype)
 
 
 def test_sequences_longer_than_places_of_running_sums_are_refused():

@@ -158,6 +158,8 @@ class Path(NoPE):
         super().__init__(options, geometry)
         self.needs_causal = True
         self.keeps_sums = self.keeps_sums or options.convolution > 1
+        # directions: products of many reflections add up their rounding
+        self.keeps_numbers = True
 
     @property
     def key_columns(self) -> list[int]:

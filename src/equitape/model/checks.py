@@ -124,7 +124,7 @@ def check_cached_ids(encoding: PositionalEncoding, gaps: bool, past: Cache | Non
     """Raise ValueError for ids with gaps in a cache if the encoding counts those of cached tokens back."""
     if gaps and past is not None:
         raise ValueError(
-            f"position_ids leave gaps, but encoding {encoding.kind!r} takes cached tokens to have consecutive ids, "
+            f"position_ids are not consecutive, but encoding {encoding.kind!r} takes cached tokens to have consecutive ids, "
             f"padding not counted; pass consecutive ids, or no cache."
         )
 
@@ -160,8 +160,8 @@ def check_mask(attention_mask: object, x: Tensor, past: Cache | None, has_segmen
     raise ValueError(f"attention_mask has shape {shape}; it must be {expected}, 1 for tokens and 0 for padding.")
 
 
-def check_cache(encoding: PositionalEncoding, past: Cache | None) -> None:
-    """Raise ValueError for a cache if the encoding cannot continue from cached keys."""
+def check_cache(encoding: PositionalEncoding, past: Cache | None, local: PositionalEncoding | None = None) -> None:
+    """Raise ValueError for a cache if the encoding cannot continue from cached keys. local: that of other layers."""
     if past is not None and encoding.cache_refusal is not None:
         raise ValueError(
             f"Encoding {encoding.kind!r} cannot use a cache: {encoding.cache_refusal}, or pass use_cache=False."
@@ -171,11 +171,13 @@ def check_cache(encoding: PositionalEncoding, past: Cache | None) -> None:
             f"Encoding {encoding.kind!r} reads running sums from cached keys, which {type(past).__name__} keeps "
             f"quantised or on another device; use a dynamic or a static cache."
         )
-    if past is not None and encoding.keeps_numbers and is_quantised(past):
-        raise ValueError(
-            f"Encoding {encoding.kind!r} keeps exact numbers in cached keys, which {type(past).__name__} would round; "
-            f"use a dynamic, a static or an offloaded cache."
-        )
+    if past is not None and is_quantised(past):
+        for each in (encoding, local):
+            if each is not None and each.keeps_numbers:
+                raise ValueError(
+                    f"Encoding {each.kind!r} keeps exact numbers in cached keys, which {type(past).__name__} would "
+                    f"round; use a dynamic, a static or an offloaded cache."
+                )
 
 
 def check_cache_width(encoding: PositionalEncoding, past: Cache | None, local_layers: Collection[int] = ()) -> None:

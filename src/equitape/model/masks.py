@@ -70,8 +70,7 @@ def build_positions(
     elif position_ids is None or padding is not None or attention_mask is None:
         counts = default_ids(num_tokens, past_length, padding, x.device)
     else:
-        # a prepared mask does not show padding, which given ids leave out
-        counts = position_ids
+        counts, valid = count_by_mask(encoding, x, attention_mask, position_ids, past)
     ids = counts if position_ids is None else position_ids
     if position_jumps is not None:
         ids = add_jumps(ids, position_jumps, runs)
@@ -90,6 +89,22 @@ def build_positions(
             origin = origin_with_cache(ids, past_length, seen, origin)
         positions = positions._replace(origin=origin, span=span)
     return positions
+
+
+def count_by_mask(
+    encoding: PositionalEncoding, x: Tensor, attention_mask: Mask, position_ids: Tensor, past: Cache | None
+) -> tuple[Tensor, Tensor | None]:
+    """Ids that leave out the padding of a prepared mask, and which new tokens are real.
+
+    The given ids where it does not show padding: without a cache, as a block mask, or with a window in all layers.
+    """
+    masks = attention_mask if isinstance(attention_mask, dict) else {"full_attention": attention_mask}
+    if past is None or "full_attention" not in masks or isinstance(masks["full_attention"], BlockMask):
+        return position_ids, None
+    num_tokens, past_length = x.shape[1], past.get_seq_length()
+    seen = seen_tokens(encoding, x, attention_mask, past.get_mask_sizes(num_tokens, 0)[1])
+    valid = None if seen is None else seen[:, torch.arange(num_tokens, device=x.device) + past_length]
+    return default_ids(num_tokens, past_length, seen, x.device), valid
 
 
 def seen_tokens(encoding: PositionalEncoding, x: Tensor, attention_mask: Mask, first_key: int) -> Tensor | None:

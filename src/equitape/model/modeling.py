@@ -1,5 +1,6 @@
 """The decoder as transformers models: EquitapeModel, EquitapeForCausalLM and two classifiers."""
 
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -220,7 +221,7 @@ class EquitapeModel(EquitapePreTrainedModel):
             if not torch.compiler.is_compiling():
                 refuse_torchs_split()
             checks.check_mask(attention_mask, x, past_key_values, segment_ids is not None)
-            checks.check_cache(self.encoding, past_key_values)
+            checks.check_cache(self.encoding, past_key_values, self.local_encoding)
             checks.check_cache_width(self.encoding, past_key_values, self.local_layers)
             positions = build_positions(
                 self.encoding, x, attention_mask, position_ids, segment_ids, past_key_values, position_jumps
@@ -236,6 +237,12 @@ class EquitapeModel(EquitapePreTrainedModel):
             )
             if use_cache and past_key_values is None and may_cache:
                 past_key_values = DynamicCache(config=self.config)
+            elif use_cache and gaps and not self.training:
+                warnings.warn(
+                    f"position_ids are not consecutive, so this call makes no cache: encoding {self.encoding.kind!r} "
+                    f"could not continue from it. Pass use_cache=False if you need none.",
+                    stacklevel=2,
+                )
             past = past_key_values
         positions = self.config.grow_queries(positions)
         last_key = last_cached_key(past, 0, positions)
@@ -310,8 +317,28 @@ class EquitapeForCausalLM(EquitapePreTrainedModel, GenerationMixin):
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
-    def _get_static_cache_init_shape(self) -> None:
-        """None: a static cache takes its widths from the first keys and values, which encodings make wider."""
+    def _prepare_static_cache(
+        self,
+        cache_implementation: str,
+        batch_size: int,
+        max_cache_len: int,
+        prefill_chunk_size: int | None,
+        model_kwargs: dict[str, Any],
+    ) -> Cache:
+        """transformers' static cache. For prompts in chunks, which it compiles, its tensors are made beforehand, in the
+        widths of this encoding's keys and values.
+        """
+        # without a chunk size, transformers leaves them to the first call
+        cache: Cache = super()._prepare_static_cache(
+            cache_implementation, batch_size, max_cache_len, None, model_kwargs
+        )
+        shape = None if prefill_chunk_size is None else self._get_static_cache_init_shape()
+        if shape is not None:
+            nothing = torch.empty(batch_size, shape[0], 0, 0, dtype=self.dtype, device=self.device)
+            widths = zip(self.config.key_cache_dims, self.config.value_cache_dims, strict=True)
+            for layer, both in zip(cache.layers, widths, strict=True):
+                layer.lazy_initialization(*(nothing.new_empty(*nothing.shape[:3], width) for width in both))
+        return cache
 
     def init_continuous_batching(self, *args: Any, **kwargs: Any) -> Any:
         """Serve many requests at once from a paged cache: the start of `generate_batch`."""

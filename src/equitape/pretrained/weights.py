@@ -338,6 +338,9 @@ def fingerprint(source: nn.Module, config: EquitapeConfig) -> dict[str, Any]:
     # GGUF stores it in float32
     architecture["rms_norm_eps"] = float(torch.tensor(config.rms_norm_eps, dtype=torch.float32))
     architecture["encoding"] = config.encoding
+    if not config.query_growth:
+        # without growth its start has no effect
+        architecture["query_growth_start"] = None
     return {"architecture": json.loads(json.dumps(architecture)), "weights": digest_of(tensors)}
 
 

@@ -32,7 +32,9 @@ class Difference:
         if not all(isinstance(each, list) and all(isinstance(entry, dict) for entry in each) for each in lists):
             return [self]
         was, now = ({str(index): entry for index, entry in enumerate(each)} for each in lists)
-        return find_differences(was, now, inside=f"{self.name}.") if len(was) == len(now) else [self]
+        found = find_differences(was, now, inside=f"{self.name}.") if len(was) == len(now) else []
+        # an entry of a list that sets None may mean something else than one that sets nothing
+        return found or [self]
 
 
 def shorten(value: Any) -> str:

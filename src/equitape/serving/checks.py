@@ -1,6 +1,6 @@
 """What vLLM can serve: one-sentence errors before any weight is read."""
 
-from ..encodings import PositionalEncoding
+from ..encodings import PositionalEncoding, build_encoding
 from ..model import EquitapeConfig
 from .sums import LONGEST
 
@@ -55,11 +55,14 @@ def check_served(
         )
     if config.local_encoding is not None and (config.num_loops > 1 or getattr(encoding, "has_clock", False)):
         raise ValueError("vLLM serves no local_encoding together with num_loops above 1 or a clock; use generate.")
-    if cache_dtype != "auto" and encoding.keeps_numbers:
-        raise ValueError(
-            f"Encoding {kind!r} keeps exact numbers in cached keys, which a cache in {cache_dtype!r} would round; "
-            f"use kv_cache_dtype 'auto'."
-        )
+    local = config.local_encoding
+    others = [build_encoding(local, config.geometry)] if isinstance(local, dict) else []
+    for each in (encoding, *others):
+        if cache_dtype != "auto" and each.keeps_numbers:
+            raise ValueError(
+                f"Encoding {each.kind!r} keeps exact numbers in cached keys, which a cache in {cache_dtype!r} would "
+                f"round; use kv_cache_dtype 'auto'."
+            )
     if length > LONGEST and encoding.keeps_sums:
         raise ValueError(
             f"Encoding {kind!r} keeps running sums, whose places vLLM's cache can tell apart up to {LONGEST:,} tokens, "
