@@ -190,7 +190,11 @@ def test_quantised_caches_are_nearly_exact_or_refused(case):
 @pytest.mark.parametrize(
     ("case", "options", "more"),
     [
-        ("xpos", None, {"local_encoding": {"kind": "rope", "decay": "slopes"}, "sliding_window": 6, "sliding_layers": [1]}),
+        (
+            "xpos",
+            None,
+            {"local_encoding": {"kind": "rope", "decay": "slopes"}, "sliding_window": 6, "sliding_layers": [1]},
+        ),
         ("path", {"convolution": 1}, {}),
     ],
 )

@@ -124,8 +124,8 @@ def check_cached_ids(encoding: PositionalEncoding, gaps: bool, past: Cache | Non
     """Raise ValueError for ids with gaps in a cache if the encoding counts those of cached tokens back."""
     if gaps and past is not None:
         raise ValueError(
-            f"position_ids are not consecutive, but encoding {encoding.kind!r} takes cached tokens to have consecutive ids, "
-            f"padding not counted; pass consecutive ids, or no cache."
+            f"position_ids are not consecutive, but encoding {encoding.kind!r} takes cached tokens to have consecutive "
+            f"ids, padding not counted; pass consecutive ids, or no cache."
         )
 
 
