@@ -6,6 +6,7 @@ from transformers import AutoModelForCausalLM, Gemma3TextConfig, Phi3Config
 
 from cases import draw_tokens, gap
 from equitape import EquitapeConfig, EquitapeForCausalLM, adapt
+from equitape.model.preparation import common_scale
 from equitape.pretrained.families import translate_config
 from equitape.scale.costs import ModelCosts
 from families import SIZES, make_source
@@ -53,8 +54,8 @@ def test_yarn_leaves_layers_without_positions_alone():
     with torch.no_grad():
         assert gap(model(TOKENS).logits, source(TOKENS).logits) < 1e-5
     with pytest.raises(ValueError, match="whose layers scale their scores differently"):
-        model.model._common_scale("This", "stop")
-    assert adapt(make_source("smollm3"), "lora").model._common_scale("This", "stop") == model.config.head_dim**-0.5
+        common_scale(model.model, "This", "stop")
+    assert common_scale(adapt(make_source("smollm3"), "lora").model, "This", "stop") == model.config.head_dim**-0.5
 
 
 @pytest.mark.parametrize("case", NEW)

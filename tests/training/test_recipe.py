@@ -81,7 +81,8 @@ def test_every_shipped_recipe_dry_runs(name, books, tmp_path):
         command += ["task.tokenizer=bytes", f"task.cache={tmp_path}"]
     if recipe.task["name"] == "scrolls":
         command += scrolls_arguments(recipe.task["dataset"], tmp_path)
-    result = call(*command)
+    # labels are not broken into lines
+    result = call(*command, env={"COLUMNS": "120"})
     for choice in recipe.choices:
         assert choice.label in result.output
     for words in (recipe.task["name"], "parameters", "Dry run", "tokens"):

@@ -1,12 +1,11 @@
 """The decoder as transformers models: EquitapeModel, EquitapeForCausalLM and two classifiers."""
 
-import warnings
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache, DynamicCache, GenerationMixin, PreTrainedModel
+from transformers import Cache, GenerationMixin, PreTrainedModel
 from transformers import initialization as init
 from transformers.generation.continuous_batching.continuous_api import ContinuousMixin
 from transformers.modeling_layers import (
@@ -30,11 +29,11 @@ from . import checks
 from .attention import EquitapeAttention
 from .block import EquitapeDecoderLayer
 from .configuration import EquitapeConfig
-from .context_parallel import check_call, place, refuse_torchs_split, ring_mask
 from .experts import is_part_of_experts
-from .masks import AttentionHook, build_masks, build_positions
+from .masks import AttentionHook
 from .old_files import accept_scalars
 from .paged import PagedCache, PagedModel
+from .preparation import Given, prepare
 
 
 @dataclass
@@ -158,7 +157,7 @@ class EquitapeModel(EquitapePreTrainedModel):
             build_encoding(config.local_encoding, geometry) if isinstance(config.local_encoding, dict) else None
         )
         self.local_layers = frozenset(config.local_layers)
-        encodings = [self._choose(index).layer(index) for index in range(geometry.num_layers)]
+        encodings = [self.encoding_of(index).layer(index) for index in range(geometry.num_layers)]
         self.layers = nn.ModuleList(
             [EquitapeDecoderLayer(config, index, encoding) for index, encoding in enumerate(encodings)]
         )
@@ -198,52 +197,8 @@ class EquitapeModel(EquitapePreTrainedModel):
         if input_ids is not None and isinstance(self.embed_tokens, nn.Embedding):
             checks.check_vocabulary(input_ids, self.embed_tokens.num_embeddings)
         x: Tensor = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-        paged = kwargs.pop("cache", None)
-        if paged is None:
-            checks.check_position_ids(position_ids, x)
-        checks.check_segments(segment_ids, x, past_key_values)
-        checks.check_jumps(position_jumps, x, past_key_values)
-        if paged is not None:
-            assert position_ids is not None
-            checks.check_paged_cache(self.encoding, self.config._attn_implementation)
-            past: Any = PagedCache(paged, kwargs, self.config)
-            positions = past.positions(self.encoding, position_ids.long())
-            scaling = self._common_scale("Continuous batching (generate_batch)", "use generate")
-            masks = past.masks(self.encoding, positions.ids, x.dtype, scaling)
-        elif self.shards is not None:
-            check_call(attention_mask, segment_ids, past_key_values, self.training_attention is not None)
-            checks.check_uniform_layers(self.config, "Splitting rows over processes", "keep rows whole")
-            past = None
-            positions = place(self.encoding, x, position_ids, position_jumps, self.shards)
-            scaling = self._common_scale("Splitting rows over processes", "keep rows whole")
-            masks = {"full_attention": ring_mask(self.shards, scaling)}
-        else:
-            if not torch.compiler.is_compiling():
-                refuse_torchs_split()
-            checks.check_mask(attention_mask, x, past_key_values, segment_ids is not None)
-            checks.check_cache(self.encoding, past_key_values, self.local_encoding)
-            checks.check_cache_width(self.encoding, past_key_values, self.local_layers)
-            positions = build_positions(
-                self.encoding, x, attention_mask, position_ids, segment_ids, past_key_values, position_jumps
-            )
-            given = position_ids is not None or position_jumps is not None
-            cached = bool(use_cache) or past_key_values is not None
-            gaps = given and cached and checks.leaves_gaps(self.encoding, positions)
-            checks.check_cached_ids(self.encoding, gaps, past_key_values)
-            may_cache = positions.segments is None and self.encoding.cache_refusal is None and not gaps
-            hook = self.training_attention if self.training else None
-            masks = build_masks(
-                self.config, self.encoding, x, attention_mask, positions, past_key_values, self.training, hook
-            )
-            if use_cache and past_key_values is None and may_cache:
-                past_key_values = DynamicCache(config=self.config)
-            elif use_cache and gaps and not self.training:
-                warnings.warn(
-                    f"position_ids are not consecutive, so this call makes no cache: encoding {self.encoding.kind!r} "
-                    f"could not continue from it. Pass use_cache=False if you need none.",
-                    stacklevel=2,
-                )
-            past = past_key_values
+        given = Given(attention_mask, position_ids, past_key_values, use_cache, segment_ids, position_jumps)
+        positions, masks, past = prepare(self, x, given, kwargs)
         positions = self.config.grow_queries(positions)
         last_key = last_cached_key(past, 0, positions)
         positions = self.encoding("map_ids", positions, x, last_key)
@@ -262,7 +217,7 @@ class EquitapeModel(EquitapePreTrainedModel):
                 x = x + inputs
             if output_position_states and state is not None:
                 states.append(state)
-            encoding = self._choose(index)
+            encoding = self.encoding_of(index)
             x, new_state = self.layers[block](
                 x,
                 local_state if encoding is local else state,
@@ -277,22 +232,11 @@ class EquitapeModel(EquitapePreTrainedModel):
                 state = new_state
         return EquitapeModelOutput(
             last_hidden_state=self.norm(x),
-            past_key_values=past_key_values,
+            past_key_values=None if isinstance(past, PagedCache) else past,
             position_states=self._collect(states, x) if output_position_states else None,
         )
 
-    def _common_scale(self, what: str, instead: str) -> float:
-        """The softmax scale of all blocks, for a way to run them that knows only one. what, instead: for the error."""
-        blocks = range(len(self.layers))
-        found = {self.config.softmax_scale(block, self._choose(block).score_scale) for block in blocks}
-        if len(found) > 1:
-            raise ValueError(
-                f"{what} does not support models whose layers scale their scores differently, as with YaRN next to "
-                f"layers without positions; {instead}."
-            )
-        return found.pop()
-
-    def _choose(self, layer: int) -> PositionalEncoding:
+    def encoding_of(self, layer: int) -> PositionalEncoding:
         """The encoding of a layer."""
         return self.local_encoding if self.local_encoding is not None and layer in self.local_layers else self.encoding
 
