@@ -97,7 +97,10 @@ def distance_columns(positions: Positions, dtype: torch.dtype, count: int, insid
     """Key columns for slopes, [B, 1, N, count]: ids in three parts, in the order that the columns of queries have."""
     parts = split_parts(_places(positions), dtype)[:, None]
     used = parts if inside else torch.cat((parts, parts[..., :2], parts[..., :1]), dim=-1)
-    return _pad(nn.functional.pad(used, (0, 1), value=ANCHOR), count)
+    others = used.new_zeros(count - used.shape[-1])
+    others[0] = ANCHOR
+    # a concatenation, which the compiler makes once for all blocks; it would compute padding in every block
+    return torch.cat((used, others.expand(*used.shape[:-1], -1)), dim=-1)
 
 
 def _places(positions: Positions) -> Tensor:
@@ -106,22 +109,35 @@ def _places(positions: Positions) -> Tensor:
     return positions.ids - positions.origin
 
 
-def _relative(of_query: Tensor, travelled: Tensor, scale: float) -> Tensor:
-    """Query columns [H, 1, E] with - L_i behind them: [B, H, N, E + 1]. L is [B, H, N].
-
-    In float32, so that autograd sums the gradients of all tokens in it.
+def _columns_of_slopes(rates: Tensor, unit: float, dtype: torch.dtype, inside: bool) -> Tensor:
+    """Query columns for slopes [H]: [H, 1, E]. Inside a head the slope three times, to be rounded to `dtype`; else its
+    three parts, the high one three times, the medium one twice.
     """
-    own = (travelled * (-1 / (ANCHOR * scale)))[..., None]
-    return torch.cat((of_query.to(own).expand(*own.shape[:3], -1), own), dim=-1)
-
-
-def _six_columns(high: Tensor, medium: Tensor, low: Tensor) -> Tensor:
-    """Query columns of slopes in three parts [H]: three times high, twice medium, low, as [H, 6]."""
+    factors = rates.detach() * unit
+    if inside:
+        return factors[:, None, None].expand(-1, -1, PARTS)
+    high, medium = leading_parts(factors, dtype)
+    low = factors - high - medium
     if not torch.compiler.is_compiling():
-        return torch.stack((high, high, high, medium, medium, low), dim=-1)
+        return torch.stack((high, high, high, medium, medium, low), dim=-1)[:, None]
     # the compiler makes a kernel for every part of a stack, and computes this where it is used
-    place = torch.arange(6, device=high.device)
-    return torch.where(place < 3, high[:, None], torch.where(place < 5, medium[:, None], low[:, None]))
+    place = torch.arange(6, device=factors.device)
+    return torch.where(place < 3, high[:, None], torch.where(place < 5, medium[:, None], low[:, None]))[:, None]
+
+
+def _trained_columns(of_query: Tensor, rates: Tensor, unit: float, places: Tensor, scale: float) -> Tensor:
+    """Query columns [H, 1, E] with - L_i behind them, and the gradients of slopes [H]: [B, H, N, E + 1] in float32.
+
+    places: L of a slope of one, [B, 1, N]. The gradient goes through - L_i and through the first three columns. All
+    columns are a slope times a weight, so it is a single sum over tokens and columns, in float32.
+    """
+    own = places[..., None] * (-1 / (ANCHOR * scale))
+    width = of_query.shape[-1]
+    place = torch.arange(width + 1, device=own.device)
+    weights = torch.where(place == width, own, torch.where(place < PARTS, unit, 0.0).to(own))
+    slopes = rates[:, None, None]
+    exact = torch.where(place == width, slopes.detach() * own, nn.functional.pad(of_query, (0, 1)))
+    return exact + (slopes - slopes.detach()) * weights
 
 
 class Decay(nn.Module):
@@ -181,16 +197,9 @@ class Decay(nn.Module):
             rates = alibi_slopes(self.decaying, hidden.device, self.slowest).float()
         if self.decaying < self.heads:
             rates = nn.functional.pad(rates, (0, self.heads - self.decaying))
-        factors = rates * unit
-        if self.inside:
-            of_query = factors[:, None, None].expand(-1, -1, PARTS)
-        else:
-            exact = factors.detach()
-            first, second = leading_parts(exact, dtype)
-            # the gradient goes through the first part
-            of_query = _six_columns(first + (factors - exact), second, exact - first - second)[:, None]
+        of_query = _columns_of_slopes(rates, unit, dtype, self.inside)
         if trained:
-            of_query = _relative(of_query, rates[:, None] * _places(positions)[:, None].to(rates), scale)
+            of_query = _trained_columns(of_query, rates, unit, _places(positions)[:, None].to(rates), scale)
         made = positions.distances
         if made is None or made.dtype != dtype or made.shape[-1] != count:
             made = distance_columns(positions, dtype, count, self.inside)

@@ -66,7 +66,7 @@ def split_parts(numbers: Tensor, dtype: torch.dtype) -> Tensor:
     wide = numbers.to(torch.promote_types(numbers.dtype, torch.float32)) / COLUMN_UNIT
     exact = wide.detach()
     first, second = leading_parts(exact.float() if dtype in LOW_BITS else exact, dtype)
-    return torch.stack((first, second, wide - first - second), dim=-1).to(dtype)
+    return torch.stack([part.to(dtype) for part in (first, second, wide - first - second)], dim=-1)
 
 
 def join_parts(columns: Tensor) -> Tensor:
