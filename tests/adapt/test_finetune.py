@@ -524,6 +524,9 @@ def test_a_run_begun_before_an_encoding_had_all_its_options_resumes(tmp_path):
     del older["architecture"]["encoding"]["theta"]
     (tmp_path / "run.json").write_text(json.dumps({"base": older}))
     assert differences(tmp_path, {"base": base}) == []
+    del older["architecture"]["query_growth"], older["architecture"]["query_growth_start"]
+    (tmp_path / "run.json").write_text(json.dumps({"base": older}))
+    assert differences(tmp_path, {"base": base}) == []
     older["architecture"]["encoding"]["theta"] = 5000.0
     (tmp_path / "run.json").write_text(json.dumps({"base": older}))
     assert [each.name for each in differences(tmp_path, {"base": base})] == ["base.architecture.encoding.theta"]

@@ -147,6 +147,11 @@ def test_cached_ids_with_gaps_are_exact_or_refused(case):
         found = model(tokens, position_ids=ids, use_cache=True)
     assert found.past_key_values is None
     assert gap(found.logits, expected) < 1e-10
+    with pytest.warns(UserWarning, match="makes no cache"):
+        assert model(tokens, position_ids=ids, attention_mask=prepared, use_cache=True).past_key_values is None
+    assert model(tokens, position_ids=ids - 3, attention_mask=prepared).past_key_values is None
+    shifted = torch.arange(9)[None] + 3
+    assert model(tokens, position_ids=shifted, attention_mask=prepared, use_cache=True).past_key_values is not None
     jumps = torch.tensor([[3, 0, 0, 0, 3, 0, 0, 0, 0]])
     with pytest.warns(UserWarning, match="makes no cache"):
         assert model(tokens, position_jumps=jumps, use_cache=True).past_key_values is None
@@ -154,6 +159,20 @@ def test_cached_ids_with_gaps_are_exact_or_refused(case):
     mask = torch.tensor([[1] * 6 + [0] * 3] * 2)
     counted = (mask.cumsum(-1) - 1).masked_fill(mask == 0, 1)
     assert model(tokens, attention_mask=mask, position_ids=counted, use_cache=True).past_key_values is not None
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("case", COUNT_BACK)
+def test_calls_that_cannot_be_continued_say_nothing(case):
+    """Packed rows, and training with jumps: nobody expects a cache of them."""
+    model, tokens = build(case), draw_tokens(2, 9)
+    segments = torch.tensor([[0] * 4 + [1] * 5] * 2)
+    ids, jumps = torch.arange(9)[None], torch.ones(2, 9, dtype=torch.long)
+    for more in ({}, {"position_ids": ids}, {"position_jumps": jumps}):
+        assert model(tokens, segment_ids=segments, use_cache=True, **more).past_key_values is None
+    model.train()
+    assert model(tokens, position_jumps=jumps, use_cache=True).past_key_values is None
+    assert model(tokens, use_cache=True).past_key_values is not None
 
 
 ROUNDABLE = ["nope", "learned", "sinusoidal", "rope", "rope-yarn", "rope-values", "xpos", "randpe", "t5", "fire", "cope",

@@ -108,7 +108,7 @@ def test_texts_that_fill_a_table_are_reported():
     model = build("learned", max_position_embeddings=16)
     stability = measure_stability(model, draw_tokens(1, 16), 1)
     assert stability.changes == []
-    assert stability.shown_layers() == []
+    assert stability.shown_layers("attention") == []
     notes = " ".join(stability.notes)
     assert "3 [BOS] in front: Position id 18 is beyond" in notes
     assert "ids from 3: Position id 18 is beyond" in notes
@@ -145,7 +145,23 @@ def test_drawn_positions_are_the_same_ones_each_time():
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
+def test_the_ablation_leaves_layers_with_an_encoding_of_their_own_alone():
+    window = {"sliding_window": 6, "sliding_layers": [0, 2], "local_encoding": "tape", "num_hidden_layers": 4}
+    stability = measure_stability(build("tape", **window), draw_tokens(1, 12), 1)
+    assert {change.model for change in stability.changes} == {"rope", "tape", "not equivariant"}
+
+
+def test_shown_products_are_those_of_layers_with_a_state():
+    """As in Gemma 3, where five of six layers have an encoding of their own."""
+    local = [layer for layer in range(14) if (layer + 1) % 4]
+    window = {"sliding_window": 6, "sliding_layers": local, "local_encoding": "rope", "num_hidden_layers": 14}
+    stability = measure_stability(build("tape", **window), draw_tokens(1, 8), 1, starts=(2,))
+    assert stability.shown_layers("attention") == [1, 2, 4, 8, 14]
+    assert stability.shown_layers("products") == [4, 8, 12]
+    assert all(value is not None for change, values in stability.rows("products") for value in values)
+
+
 def test_shown_layers():
     for layers, expected in ((2, [1, 2]), (6, [1, 2, 4, 6]), (8, [1, 2, 4, 8])):
         model = build("rope", num_hidden_layers=layers)
-        assert measure_stability(model, draw_tokens(1, 4), 1, starts=()).shown_layers() == expected
+        assert measure_stability(model, draw_tokens(1, 4), 1, starts=()).shown_layers("attention") == expected

@@ -61,6 +61,28 @@ def test_left_padding(case):
         assert torch.equal(generate(model, batch, mask, **settings)[:, 9:], expected)
 
 
+@pytest.mark.parametrize("case", ["rope", "nope", "alibi", "t5", "fire", "xpos", "tape", "tape2"])
+def test_static_caches_of_layers_with_a_window(case):
+    """Their masks hide old keys from the last token, which other layers and other tokens see. Queries grow as well."""
+    model = build(case, query_growth=0.5, query_growth_start=4, sliding_window=4, sliding_layers=[0])
+    tokens = torch.nn.functional.pad(draw_tokens(2, 8), (5, 0))
+    mask = (tokens > 0).long()
+    mask[1, 5:8] = 0
+    shown = {"output_logits": True, "return_dict_in_generate": True}
+    expected = torch.stack(generate(model, tokens, mask, **shown).logits)
+    static = {"cache_implementation": "static", "disable_compile": True, **shown}
+    for chunks in (None, 3):
+        found = generate(model, tokens, mask, prefill_chunk_size=chunks, **static)
+        torch.testing.assert_close(torch.stack(found.logits), expected)
+
+
+@pytest.mark.parametrize("case", ["t5", "fire"])
+def test_biases_of_prompts_in_chunks_with_windows_in_all_layers(case):
+    model, tokens = build(case, sliding_window=4), draw_tokens(1, 12)
+    static = {"cache_implementation": "static", "disable_compile": True}
+    assert torch.equal(generate(model, tokens, prefill_chunk_size=3, **static), slowly(model, tokens))
+
+
 @pytest.mark.parametrize("case", ["tape", "tape-options", "rope", "alibi", "tape2", "fox", "rope-clock"])
 def test_beams_agree_over_caches(case):
     model = build(case)

@@ -116,5 +116,8 @@ def test_layers_with_a_window_refuse_encodings_that_the_model_does_not_prepare(l
     window = {"sliding_window": 8, "sliding_layers": [0]}
     with pytest.raises(ValueError, match="cannot serve some of the layers"):
         EquitapeConfig(**window, encoding="rope", local_encoding=local)
+    scaling = {"kind": "dynamic", "factor": 2.0, "original_max_positions": 8}
+    with pytest.raises(ValueError, match="local_encoding 'rope' with these options cannot be cached: dynamic NTK"):
+        EquitapeConfig(**window, encoding="tape2", local_encoding={"kind": "rope", "scaling": scaling})
     slopes = {"kind": "rope", "decay": "slopes"}
     assert EquitapeConfig(**window, encoding="tape2", local_encoding=slopes).local_encoding["decay"] == "slopes"

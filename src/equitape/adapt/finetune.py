@@ -258,7 +258,9 @@ def differences(out: Path, identity: dict[str, Any]) -> list[Difference]:
     old = read_json(out / RUN)
     try:
         if "architecture" in old.get("base", {}):
-            old["base"]["architecture"] = complete_architecture(old["base"]["architecture"])
+            # older versions did not write every field
+            known = identity.get("base", {}).get("architecture", {})
+            old["base"]["architecture"] = {**known, **complete_architecture(old["base"]["architecture"])}
     except (AttributeError, KeyError, TypeError, ValueError):
         raise ValueError(f"Cannot read {out / RUN}; choose another folder.") from None
     if isinstance(old.get("train"), dict):

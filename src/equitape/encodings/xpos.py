@@ -75,7 +75,10 @@ class XPos(PositionalEncoding):
         origin = 0 if positions.origin is None else positions.origin
         distance = (positions.ids - origin - self.geometry.max_positions // 2)[..., None].to(exact)
         scale = zeta ** (distance / options.scale_base)
-        return torch.cat((phasors(positions.ids, frequencies, dtype), scale.to(dtype)[:, None]), dim=-1)
+        rotation, scale = phasors(positions.ids, frequencies, dtype), scale.to(dtype)[:, None]
+        # packed rows may share their ids, but not where their sequences start
+        batch = max(len(rotation), len(scale))
+        return torch.cat((rotation.expand(batch, -1, -1, -1), scale.expand(batch, -1, -1, -1)), dim=-1)
 
     def layer(self, index: int) -> LayerEncoding:
         return XPosLayer()

@@ -94,17 +94,19 @@ class Stability:
             sentences.append(f"{model}: attention is {'; '.join(parts)}.")
         return sentences
 
-    def shown_layers(self) -> list[int]:
-        """Layers 1, 2, 4, 8, ... and the last, counted from 1 as in the paper."""
-        if not self.changes:
-            return []
-        last = len(self.changes[0].attention)
-        return sorted({2**power for power in range(last.bit_length()) if 2**power <= last} | {last})
+    def shown_layers(self, what: str) -> list[int]:
+        """Of the layers that have "attention" or "products" the first, second, fourth, eighth, ... and the last, counted
+        from 1 as in the paper.
+        """
+        found = [values for change in self.changes if (values := getattr(change, what)) is not None]
+        known = sorted({index + 1 for values in found for index, value in enumerate(values) if value is not None})
+        places = {2**power for power in range(len(known).bit_length())} | {len(known)}
+        return [layer for place, layer in enumerate(known, 1) if place in places]
 
     def rows(self, what: str) -> list[tuple[Change, list[float | None]]]:
         """Changes of "attention" or "products" at the shown layers; None beyond the last layer of a model."""
         found = [(change, getattr(change, what)) for change in self.changes]
-        layers = self.shown_layers()
+        layers = self.shown_layers(what)
         return [
             (change, [values[layer - 1] if layer <= len(values) else None for layer in layers])
             for change, values in found
@@ -195,8 +197,12 @@ def unequivariant_twin(decoder: EquitapeModel) -> EquitapeModel:
     with torch.device("meta"):
         twin = EquitapeModel(config)
     weights = dict(decoder.state_dict())
+    # layers with an encoding of their own keep it
+    local = tuple(f"layers.{layer}." for layer in decoder.local_layers if decoder.local_encoding is not None)
     first = torch.tensor([2**0.25, 0.0], device=decoder.device, dtype=decoder.dtype)
     for name, weight in weights.items():
+        if name.startswith(local):
+            continue
         if name.endswith(".mix_in"):
             # [I, G] -> [I, G * 2], components inside heads
             weights[name] = (weight[..., None] * first).flatten(1)

@@ -106,11 +106,15 @@ def check_jumps(position_jumps: Tensor | None, x: Tensor, past: Cache | None) ->
         raise ValueError("position_jumps is for training on full rows; do not pass past_key_values.")
 
 
+def counts_back(encoding: PositionalEncoding) -> bool:
+    """Whether an encoding takes the tokens of a cache to have consecutive ids."""
+    return encoding.needs_extent or (encoding.adds_bias and encoding.reads_ids)
+
+
 def leaves_gaps(encoding: PositionalEncoding, positions: Positions) -> bool:
     """Whether given ids or jumps leave gaps that an encoding could not see in a cache, where it counts ids back."""
-    counts_back = encoding.needs_extent or (encoding.adds_bias and encoding.reads_ids)
     # a single token leaves none, and reading values of a device in every step would take time
-    if not counts_back or not may_read() or positions.counts is None or positions.ids.shape[1] == 1:
+    if not counts_back(encoding) or not may_read() or positions.counts is None or positions.ids.shape[1] == 1:
         return False
     ahead = positions.ids - positions.counts
     first, last = ahead, ahead

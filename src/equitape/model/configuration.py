@@ -54,6 +54,8 @@ def check_local(encoding: PositionalEncoding, local: PositionalEncoding) -> None
             f"ids, biases and running sums for its main encoding only. Use 'rope', 'nope', 'tape' or 'tape2' without a "
             f"clock or a gate, and slopes only if the main encoding has slopes."
         )
+    if local.cache_refusal is not None and encoding.cache_refusal is None:
+        raise ValueError(f"local_encoding {local.kind!r} with these options cannot be cached: {local.cache_refusal}")
 
 
 def _changes(encoding: PositionalEncoding, hook: str) -> bool:

@@ -84,8 +84,7 @@ def build_positions(
     if encoding.needs_extent:
         origin, span = sequence_extent(ids, runs, valid)
         if past is not None:
-            first_key = past.get_mask_sizes(num_tokens, 0)[1]
-            seen = seen_tokens(encoding, x, attention_mask, first_key)
+            seen = seen_tokens(encoding, x, attention_mask, oldest_key(attention_mask, num_tokens, past))
             origin = origin_with_cache(ids, past_length, seen, origin)
         positions = positions._replace(origin=origin, span=span)
     return positions
@@ -98,19 +97,35 @@ def count_by_mask(
 
     The given ids where it does not show padding: without a cache, as a block mask, or with a window in all layers.
     """
-    masks = attention_mask if isinstance(attention_mask, dict) else {"full_attention": attention_mask}
-    if past is None or "full_attention" not in masks or isinstance(masks["full_attention"], BlockMask):
+    if past is None or not shows_padding(attention_mask):
         return position_ids, None
     num_tokens, past_length = x.shape[1], past.get_seq_length()
-    seen = seen_tokens(encoding, x, attention_mask, past.get_mask_sizes(num_tokens, 0)[1])
+    seen = seen_tokens(encoding, x, attention_mask, oldest_key(attention_mask, num_tokens, past))
     valid = None if seen is None else seen[:, torch.arange(num_tokens, device=x.device) + past_length]
     return default_ids(num_tokens, past_length, seen, x.device), valid
 
 
-def seen_tokens(encoding: PositionalEncoding, x: Tensor, attention_mask: Mask, first_key: int) -> Tensor | None:
+def shows_padding(attention_mask: Mask) -> bool:
+    """Whether `seen_tokens` can read a prepared mask of tokens without a cache, or of a layer that keeps all keys."""
+    masks = attention_mask if isinstance(attention_mask, dict) else {"full_attention": attention_mask}
+    return "full_attention" in masks and not isinstance(masks["full_attention"], BlockMask)
+
+
+def oldest_key(attention_mask: Mask, num_tokens: int, past: Cache) -> int:
+    """Number of oldest tokens that the mask which `seen_tokens` reads leaves out, since their layer has dropped them."""
+    if isinstance(attention_mask, dict) and "full_attention" in attention_mask:
+        return 0
+    first_key: int = past.get_mask_sizes(num_tokens, 0)[1]
+    return first_key
+
+
+def seen_tokens(
+    encoding: PositionalEncoding, x: Tensor, attention_mask: Mask, first_key: int, windowed: bool = False
+) -> Tensor | None:
     """Which cached and new tokens are real: [B, tokens] bool, or None without padding.
 
-    For encodings that count cached tokens. first_key: number of oldest tokens that the cache has dropped.
+    For encodings that count cached tokens. first_key: number of oldest tokens that the cache has dropped. windowed: the
+    mask is that of a layer with a window, which hides old keys from the last token.
     """
     mask, slides = attention_mask, False
     if isinstance(mask, dict):
@@ -126,9 +141,9 @@ def seen_tokens(encoding: PositionalEncoding, x: Tensor, attention_mask: Mask, f
         )
     if mask.dim() == 2:
         return mask.to(device=x.device, dtype=torch.bool)
-    # a prepared 4D mask: tokens visible to the last one are neither padding nor future
-    row = mask[:, 0, -1]
-    row = row if row.dtype == torch.bool else row > torch.finfo(row.dtype).min / 2
+    # a prepared 4D mask: tokens visible to the last one, or with a window to any, are neither padding nor future
+    rows = mask[:, 0] if windowed else mask[:, 0, -1:]
+    row = (rows if rows.dtype == torch.bool else rows > torch.finfo(rows.dtype).min / 2).any(1)
     return torch.nn.functional.pad(row, (first_key, 0), value=True)
 
 
@@ -191,7 +206,7 @@ def _build_layer_mask(call: Call, own_mask: OwnMask, kind: str, hook: AttentionH
     if past is None:
         return AttentionMask(mask, positions.ids)
     num_keys, first_key = past.get_mask_sizes(x.shape[1], config.layer_types.index(kind))
-    seen = seen_tokens(encoding, x, own_mask, first_key)
+    seen = seen_tokens(encoding, x, own_mask, first_key, windowed=window is not None)
     return AttentionMask(mask, key_ids(positions.ids, past.get_seq_length(), first_key, num_keys, seen))
 
 

@@ -12,10 +12,11 @@ from torch import Tensor
 from transformers import Cache, DynamicCache
 
 from ..encodings import Positions
+from ..encodings.positions import default_ids
 from ..nn.core import AttentionMask
 from . import checks
 from .context_parallel import check_call, place, refuse_torchs_split, ring_mask
-from .masks import build_masks, build_positions
+from .masks import build_masks, build_positions, seen_tokens, shows_padding
 from .paged import PagedCache
 
 if TYPE_CHECKING:
@@ -86,22 +87,36 @@ def _prepare_plain(model: "EquitapeModel", x: Tensor, given: Given) -> Prepared:
     positions = build_positions(
         encoding, x, given.attention_mask, given.position_ids, given.segment_ids, cache, given.position_jumps
     )
-    moved = given.position_ids is not None or given.position_jumps is not None
-    cached = bool(given.use_cache) or cache is not None
-    gaps = moved and cached and checks.leaves_gaps(encoding, positions)
-    checks.check_cached_ids(encoding, gaps, cache)
+    checks.check_cached_ids(encoding, cache is not None and _leaves_gaps(model, x, given, positions), cache)
     hook = model.training_attention if model.training else None
     masks = build_masks(model.config, encoding, x, given.attention_mask, positions, cache, model.training, hook)
-    if given.use_cache and cache is None:
-        if positions.segments is None and encoding.cache_refusal is None and not gaps:
+    if given.use_cache and cache is None and positions.segments is None and encoding.cache_refusal is None:
+        if not _leaves_gaps(model, x, given, positions):
             cache = DynamicCache(config=model.config)
-        elif gaps and not model.training:
+        elif not model.training:
             warnings.warn(
                 f"position_ids are not consecutive, so this call makes no cache: encoding {encoding.kind!r} could not "
                 f"continue from it. Pass use_cache=False if you need none.",
                 stacklevel=4,
             )
     return Prepared(positions, masks, cache)
+
+
+def _leaves_gaps(model: "EquitapeModel", x: Tensor, given: Given, positions: Positions) -> bool:
+    """Whether given ids or jumps leave gaps that the encoding could not see in a cache.
+
+    Training without a cache counts as such: nothing continues from it, and to look would wait for the device.
+    """
+    encoding, cache, mask = model.encoding, given.past_key_values, given.attention_mask
+    if (given.position_ids is None and given.position_jumps is None) or not checks.counts_back(encoding):
+        return False
+    if cache is None and model.training:
+        return True
+    if cache is None and mask is not None and (isinstance(mask, dict) or mask.dim() == 4) and shows_padding(mask):
+        # without a cache, tokens are counted by their ids if the mask was prepared
+        seen = seen_tokens(encoding, x, mask, first_key=0)
+        positions = positions._replace(counts=default_ids(x.shape[1], 0, seen, x.device), valid=seen)
+    return checks.leaves_gaps(encoding, positions)
 
 
 def common_scale(model: "EquitapeModel", what: str, instead: str) -> float:

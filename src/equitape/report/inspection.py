@@ -276,10 +276,10 @@ def write_page(
 
 def stability_tables(stability: Stability) -> list[Table]:
     """Changes of attention and states by layer, coloured by size, with a verdict per row."""
-    layers = [f"layer {layer}" for layer in stability.shown_layers()]
     tables = []
     for what, title in (("attention", "attention, x 0.01"), ("products", "products of states, %")):
         verdicts = what == "attention"
+        layers = [f"layer {layer}" for layer in stability.shown_layers(what)]
         rows = []
         for change, values in stability.rows(what):
             cells = [

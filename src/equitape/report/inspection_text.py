@@ -61,7 +61,9 @@ def print_layers(inspection: Inspection, console: Console) -> None:
     measures = inspection.by_layer()
     if not measures:
         return
-    layers = chosen_layers(inspection.num_layers)
+    # a layer with an encoding of its own has few measures
+    full = [layer for layer, values in enumerate(zip(*measures.values(), strict=True)) if None not in values]
+    layers = [full[index] for index in chosen_layers(len(full))] if full else chosen_layers(inspection.num_layers)
     table = narrow_table(["mean by layer", *(str(layer + 1) for layer in layers)])
     for title, values in measures.items():
         table.add_row(title, *(number(values[layer]) for layer in layers))
@@ -71,7 +73,7 @@ def print_layers(inspection: Inspection, console: Console) -> None:
 def print_stability(stability: Stability, console: Console) -> None:
     """The paper's Table 8, with verdicts."""
     for what, title in (("attention", "attention x 0.01"), ("products", "state products, %")):
-        table = narrow_table([f"{title}, by layer", *map(str, stability.shown_layers())])
+        table = narrow_table([f"{title}, by layer", *map(str, stability.shown_layers(what))])
         for change, values in stability.rows(what):
             cells = (number(None if value is None else 100 * value) for value in values)
             style = VERDICT_STYLES[change.verdict] if what == "attention" else None
