@@ -95,8 +95,9 @@ class Stability:
         return sentences
 
     def shown_layers(self, what: str) -> list[int]:
-        """Of the layers that have "attention" or "products" the first, second, fourth, eighth, ... and the last, counted
-        from 1 as in the paper.
+        """Of the layers that have "attention" or "products" the first, second, fourth, eighth, ... and the last.
+
+        They are counted from 1, as in the paper.
         """
         found = [values for change in self.changes if (values := getattr(change, what)) is not None]
         known = sorted({index + 1 for values in found for index, value in enumerate(values) if value is not None})

@@ -112,7 +112,7 @@ def shows_padding(attention_mask: Mask) -> bool:
 
 
 def oldest_key(attention_mask: Mask, num_tokens: int, past: Cache) -> int:
-    """Number of oldest tokens that the mask which `seen_tokens` reads leaves out, since their layer has dropped them."""
+    """Number of oldest tokens that the mask which `seen_tokens` reads leaves out: their layer has dropped them."""
     if isinstance(attention_mask, dict) and "full_attention" in attention_mask:
         return 0
     first_key: int = past.get_mask_sizes(num_tokens, 0)[1]
