@@ -8,7 +8,7 @@ import torch
 from torch.nn.attention.flex_attention import BlockMask
 
 import equitape.model.masks as masks
-import equitape.model.modeling as modeling
+import equitape.model.preparation as preparation
 from cases import build, draw_tokens, gap, tiny_config
 from equitape.nn.backends import eager_attention, flexible_attention
 from equitape.pretrained.longlora import GroupsAsRows, HalvesOfHeads, ShiftedSparseAttention
@@ -148,7 +148,7 @@ def test_groups_as_rows_see_the_same(heads, tokens, size, monkeypatch):
     ids = draw_tokens(2, tokens)
     found, masks_seen = [], []
     monkeypatch.setattr(
-        modeling, "build_masks", lambda *args: masks_seen.append(masks.build_masks(*args)) or masks_seen[-1]
+        preparation, "build_masks", lambda *args: masks_seen.append(masks.build_masks(*args)) or masks_seen[-1]
     )
     for implementation in ("sdpa", "eager"):
         model.set_attn_implementation(implementation)
