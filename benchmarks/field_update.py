@@ -1,6 +1,7 @@
 """Time the update of TAPE's field: plain PyTorch, plain PyTorch compiled, and the fused kernels.
 
     python benchmarks/field_update.py --output field_update.json
+    python benchmarks/field_update.py --complex --normalize --warps 4 2 1    # as tape2 has it, with smaller programs
 
 For every size the result and gradients of the fused kernels are first compared with the plain version's; a size where
 they differ is not timed. Bytes are the fewest the update can move: every input read once, every output written once.
@@ -13,16 +14,31 @@ import json
 import platform
 import statistics
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from equitape.kernels import reference
-from equitape.kernels.operator import fused_update
+from equitape.kernels import (
+    launch,
+    reference,
+    triton_backward,
+    triton_field,
+    triton_forward,
+    triton_mixing,
+    update_field,
+)
 
 WARM_UP, REPEATS, SETS = 10, 30, 4
+# per kernel: programs that share a processor
+PROGRAMS = (
+    (triton_backward, "PROGRAMS_PER_PROCESSOR"),
+    (triton_forward, "PROGRAMS_PER_PROCESSOR"),
+    (triton_mixing, "FORWARD_PROGRAMS"),
+    (triton_mixing, "BACKWARD_PROGRAMS"),
+)
+USUAL = triton_field.WARPS, [getattr(*place) for place in PROGRAMS]
 NAMES = ("field", "attended", "gate", "carry", "mix_in", "mix_out")
 # batch, tokens, groups, heads, head dimension
 SIZES = {
@@ -62,6 +78,16 @@ def num_bytes(tensors: list[Tensor]) -> tuple[int, int]:
     inputs = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     result = tensors[0].numel() * tensors[0].element_size()
     return inputs + result, 2 * inputs + result
+
+
+def set_warps(warps: int) -> None:
+    """Give every program so many warps, and processors as many warps as before."""
+    usual_warps, usual_programs = USUAL
+    for module in (triton_field, triton_mixing):
+        module.WARPS = warps
+    for (module, name), programs in zip(PROGRAMS, usual_programs, strict=True):
+        setattr(module, name, programs * usual_warps // warps)
+    launch._kept.clear()
 
 
 def milliseconds(calls: list[Callable[[], object]]) -> float:
@@ -106,26 +132,34 @@ def gradients_of(
 
 
 def measure(
-    name: str, size: tuple[int, ...], dtype: torch.dtype, parts: int, normalize: bool, copy: float
+    name: str,
+    size: tuple[int, ...],
+    dtype: torch.dtype,
+    parts: int,
+    normalize: bool,
+    copy: float,
+    several_warps: Sequence[int] = (triton_field.WARPS,),
 ) -> list[dict]:
     """One row for each version of the update."""
     sets = [make_inputs(size, dtype, parts, seed) for seed in range(SETS)]
     slopes = [torch.randn_like(tensors[0]) for tensors in sets]
-    versions = {
-        "plain": reference.update_field,
-        "plain, compiled": torch.compile(reference.update_field, fullgraph=True),
-        "fused": fused_update,
-    }
+    versions: list[tuple[str, int, Callable[..., Tensor]]] = [
+        ("plain", 0, reference.update_field),
+        ("plain, compiled", 0, torch.compile(reference.update_field, fullgraph=True)),
+        *((f"fused, {warps} warps", warps, update_field) for warps in several_warps),
+    ]
     plain = gradients_of(reference.update_field, sets[0], slopes[0], normalize)
-    fused = gradients_of(fused_update, sets[0], slopes[0], normalize)
-    wrong = differ(plain, fused, 1e-4 if dtype == torch.float32 else 3e-2)
-    if wrong:
-        print(f"{name}: the fused kernels differ from plain PyTorch, so they are not timed: {wrong}")
-        return []
     forward_bytes, backward_bytes = num_bytes(sets[0])
     rows = []
-    for version, function in versions.items():
+    for version, warps, function in versions:
         torch.compiler.reset()
+        if warps:
+            set_warps(warps)
+            fused = gradients_of(function, sets[0], slopes[0], normalize)
+            wrong = differ(plain, fused, 1e-4 if dtype == torch.float32 else 3e-2)
+            if wrong:
+                print(f"{name}: {version} differs from plain PyTorch, so it is not timed: {wrong}")
+                continue
 
         def forward(tensors: list[Tensor], function: Callable[..., Tensor] = function) -> Tensor:
             with torch.no_grad():
@@ -154,7 +188,7 @@ def measure(
         }
         rows.append(row)
         print(
-            f"{name:11} {row['dtype']:9} {version:16}"
+            f"{name:11} {row['dtype']:9} {version:17}"
             f" forward {forward_time * 1e3:8.1f} us, {forward_bytes / 1e6:6.1f} MB,"
             f" {100 * row['forward share of copy rate']:5.1f}% of copy |"
             f" with backward {both_time * 1e3:8.1f} us, {row['forward and backward bytes'] / 1e6:6.1f} MB,"
@@ -175,6 +209,9 @@ def main() -> None:
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
     parser.add_argument("--complex", action="store_true", help="complex weights")
     parser.add_argument("--normalize", action="store_true", help="divide by the root mean square")
+    parser.add_argument("--warps", type=int, nargs="+", choices=(1, 2, 4, 8), default=[triton_field.WARPS],
+        help="warps of a program of the fused kernels; several are timed in turn (default: %(default)s)",
+    )  # fmt: skip
     parser.add_argument("--more", action="store_true", help="also sizes of larger models")
     options = parser.parse_args()
     if not torch.cuda.is_available():
@@ -186,7 +223,8 @@ def main() -> None:
     print(f"{torch.cuda.get_device_name()}, {versions}: copy {copy / 1e12:.2f} TB/s")
     rows = []
     for name, size in (SIZES | (MORE_SIZES if options.more else {})).items():
-        rows += measure(name, size, getattr(torch, options.dtype), 2 if options.complex else 1, options.normalize, copy)
+        parts = 2 if options.complex else 1
+        rows += measure(name, size, getattr(torch, options.dtype), parts, options.normalize, copy, options.warps)
     if options.output:
         about = {
             "device": torch.cuda.get_device_name(),
