@@ -132,8 +132,9 @@ def count_pass(encoding: dict[str, Any], layers: int, batch: int, tokens: int, t
     )  # fmt: skip
     model = EquitapeForCausalLM(config).to(torch.bfloat16).train(train)
     decodes = tokens == 1 and not train
-    more = {"past_key_values": StaticCache(config=model.config, max_cache_len=64)} if decodes else {}
-    more = {"use_cache": False} if train else more
+    more: dict[str, Any] = {"use_cache": False} if train else {}
+    if decodes:
+        more["past_key_values"] = StaticCache(config=model.config, max_cache_len=64)
     ids = torch.zeros(batch, tokens, dtype=torch.long)
     with torch.set_grad_enabled(train):
         if decodes:
@@ -161,13 +162,16 @@ def main() -> None:
     parser.add_argument("--train", action="store_true", help="count the forward and the backward pass of training")
     parser.add_argument("--kernels", action="store_true", help="name the kernels of a pass through three layers")
     given = parser.parse_args()
+    try:
+        encodings = [EquitapeConfig(encoding=parse_subject(name).encoding).encoding for name in given.encodings]
+    except ValueError as error:
+        parser.error(str(error))
     # nothing is run, only scheduled
     warnings.filterwarnings("ignore", "Could not find an active CPU backend")
     columns = "forward | backward" if given.train else "kernels per layer"
     print(f"| encoding | {columns} |\n|---{'|---' * columns.count('|')}|---|")
-    for name in given.encodings:
-        encoding = parse_subject(name).encoding
-        shape = (given.batch, given.tokens, given.train)
+    shape = (given.batch, given.tokens, given.train)
+    for name, encoding in zip(given.encodings, encodings, strict=True):
         print(f"| {name} | {' | '.join(map(str, count_layer(encoding, *shape)))} |")
         if given.kernels:
             print("\n".join(f"    {kernel}" for graph in count_pass(encoding, 3, *shape) for kernel in graph))
