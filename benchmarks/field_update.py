@@ -100,7 +100,7 @@ def milliseconds(calls: list[Callable[[], object]]) -> float:
     for index in range(REPEATS):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         # keeps the device busy while the host prepares the launches that are timed
-        torch.cuda._sleep(2_000_000)
+        torch.cuda._sleep(20_000_000)
         begin.record()
         calls[index % len(calls)]()
         end.record()

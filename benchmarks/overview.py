@@ -52,9 +52,11 @@ def draw_retrieval(panel: Any) -> None:
     labels = [
         ("TAPE 2", "tape2, jumps", COLOURS["tape2"], 0),
         ("RoPE, rotated\nvalues", "rope, half decay, half values, jumps", GREEN, 0),
-        ("RoPE", "rope, half decay, jumps", COLOURS["rope"], 6),
-        ("CoPE, FoX, NoPE", "cope", GRAY, -5),
+        ("RoPE", "rope, half decay, jumps", COLOURS["rope"], 8),
+        ("CoPE, FIRE, FoX,\nNoPE, TAPE as\npublished", "cope", GRAY, -15),
+        ("", "fire, jumps", GRAY, 0),
         ("", "fox", GRAY, 0),
+        ("", "tape, jumps", GRAY, 0),
         ("", "nope", GRAY, 0),
     ]
     lines = []

@@ -35,6 +35,6 @@ def test_benchmark(monkeypatch, capfd):
 def test_training_stops_when_it_was_recorded(monkeypatch, capfd, tmp_path):
     sizes = ["model.hidden_size=16", "model.intermediate_size=16", "model.num_hidden_layers=1", "train.batch_size=2"]
     sizes += ["model.num_attention_heads=2", "task.trained_digits=2", "task.tested_digits=3"]
-    call(monkeypatch, "train", "beyond-addition", *sizes, "--encoding", "nope", "--out", tmp_path / "run")
+    call(monkeypatch, "train", "beyond-addition-growth", *sizes, "--encoding", "nope", "--out", tmp_path / "run")
     assert "== training step: " in capfd.readouterr().out
     assert not (tmp_path / "run" / "run.json").exists()

@@ -41,12 +41,12 @@ def test_missing_runs_by_seed(monkeypatch, tmp_path):
 
 
 def test_commands_of_a_shipped_recipe(monkeypatch, tmp_path, capsys):
-    words = ["beyond-s5", "--out", "runs/s5", "--only", "fox", "--only", "path, gate", "--overrides", "train.steps=9"]
+    words = ["beyond-swaps", "--out", "runs/swaps", "--only", "fox", "--only", "path, gate", "--overrides", "train.steps=9"]
     monkeypatch.setattr(sys, "argv", [str(SCRIPT), *words])
     content = runpy.run_path(str(SCRIPT))
     content["main"].__globals__["RESULTS"] = tmp_path
     content["main"]()
     lines = [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
     chosen = [(line[line.index("--seed") + 1], line[line.index("--encoding") + 1]) for line in lines]
-    assert chosen == [(seed, label) for seed in "012" for label in ("fox", "path, gate")]
-    assert all(line[:4] == ["equitape", "train", "beyond-s5", "train.steps=9"] for line in lines)
+    assert chosen == [(seed, label) for seed in "012" for label in ("path, gate", "fox")]
+    assert all(line[:4] == ["equitape", "train", "beyond-swaps", "train.steps=9"] for line in lines)

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from .subjects import FLA, PAPER
 from .workloads import Case, PreparedRun, Variant, build
 
-SLEEP_CYCLES = 4_000_000
+SLEEP_CYCLES = 20_000_000
 FEWEST = 3
 """Timed runs of a measurement that is out of time."""
 
