@@ -25,7 +25,9 @@ def recipe(*encodings, **train):
 
 
 def add(monkeypatch, results, *words):
-    monkeypatch.setattr(sys, "argv", [str(SCRIPT), "beyond-addition-growth", *map(str, words), "--results", str(results)])
+    monkeypatch.setattr(
+        sys, "argv", [str(SCRIPT), "beyond-addition-growth", *map(str, words), "--results", str(results)]
+    )
     runpy.run_path(str(SCRIPT), run_name="__main__")
 
 
