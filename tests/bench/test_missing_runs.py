@@ -41,17 +41,7 @@ def test_missing_runs_by_seed(monkeypatch, tmp_path):
 
 
 def test_commands_of_a_shipped_recipe(monkeypatch, tmp_path, capsys):
-    words = [
-        "beyond-swaps",
-        "--out",
-        "runs/swaps",
-        "--only",
-        "fox",
-        "--only",
-        "path, gate",
-        "--overrides",
-        "train.steps=9",
-    ]
+    words = ["beyond-swaps", "--out", "runs", "--only", "fox", "--only", "path, gate", "--overrides", "train.steps=9"]
     monkeypatch.setattr(sys, "argv", [str(SCRIPT), *words])
     content = runpy.run_path(str(SCRIPT))
     content["main"].__globals__["RESULTS"] = tmp_path

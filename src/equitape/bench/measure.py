@@ -12,6 +12,7 @@ from .subjects import FLA, PAPER
 from .workloads import Case, PreparedRun, Variant, build
 
 SLEEP_CYCLES = 20_000_000
+"""About 10 ms: longer than hosts take to launch one layer with its backward pass."""
 FEWEST = 3
 """Timed runs of a measurement that is out of time."""
 
