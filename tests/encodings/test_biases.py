@@ -225,6 +225,19 @@ def test_biases_in_blocks_are_those_of_all_scores(case, masks, monkeypatch):
         assert gap(same[name], gradient) < 1e-9, name
 
 
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("case", ["t5", "fire", "cope", "path"])
+def test_keys_of_a_bias_are_last_in_memory(case, rows):
+    """Compiled with recomputation, a bias keeps its order in memory, and fused kernels on CUDA read no other."""
+    width = 16 if case == "path" else 8
+    query, key = torch.randn(rows, 4, N, 8).double(), torch.randn(rows, 2, N, width).double()
+    ids = torch.arange(N).repeat(rows, 1)
+    visible = torch.ones(rows, 1, N, N, dtype=torch.bool).tril()
+    bias, _, _ = bias_of(case, {}, query, key, ids, visible)
+    assert bias.shape == (rows, 4, N, N)
+    assert bias.stride(-1) == 1
+
+
 @pytest.mark.parametrize("inputs", ["packed", "window", "left padding", "nothing"])
 def test_masks_in_rows_are_dense_masks(inputs, monkeypatch):
     model = build("t5", attn_implementation="sdpa", **({"sliding_window": 4} if inputs == "window" else {}))

@@ -154,6 +154,8 @@ class LayerEncoding(HookedModule):
         """A term added to the scaled scores: [B or 1, H, N, K], or None.
 
         key: [B, G, K, D] including cached ones; key_ids: [B, K]; visible: [B, 1, N, K] bool; scale: the softmax scale.
+        Keys must be last in memory (stride 1): where the bias is computed again for the backward pass, torch.compile
+        keeps its order, and fused kernels on CUDA refuse any other.
         """
         return None
 

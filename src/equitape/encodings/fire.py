@@ -60,7 +60,10 @@ class FIRELayer(LayerEncoding):
         normaliser = torch.log((c * torch.maximum(ids, threshold)).abs() + 1) + 1e-6
         relative = torch.log((c * distance).abs() + 1) / normaliser
         hidden = torch.relu(self.inner(relative[..., None].to(self.inner.weight.dtype)))
-        return self.outer(hidden).permute(0, 3, 1, 2)
+        # keys last in memory: `LayerEncoding.bias` says why
+        weight = self.outer.weight.expand(hidden.shape[0], -1, -1)
+        bias = torch.baddbmm(self.outer.bias[:, None], weight, hidden.flatten(1, 2).mT)
+        return bias.unflatten(-1, hidden.shape[1:3])
 
 
 @register_encoding("fire")

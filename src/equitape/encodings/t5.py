@@ -48,7 +48,8 @@ class T5Layer(LayerEncoding):
     ) -> Tensor:  # fmt: skip
         assert state is not None
         distance = positions.ids[:, :, None] - key_ids[:, None, :]
-        return state[bucket(distance, self.options.num_buckets, self.options.max_distance)].permute(0, 3, 1, 2)
+        # keys last in memory: `LayerEncoding.bias` says why
+        return state.mT[:, bucket(distance, self.options.num_buckets, self.options.max_distance)].transpose(0, 1)
 
     def score_mod(self, state: Tensor | None, positions: Positions, key_ids: Tensor) -> ScoreMod:
         assert state is not None
