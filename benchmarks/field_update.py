@@ -1,7 +1,7 @@
 """Time the update of TAPE's field: plain PyTorch, plain PyTorch compiled, and the fused kernels.
 
     python benchmarks/field_update.py --output field_update.json
-    python benchmarks/field_update.py --complex --normalize --warps 4 2 1    # as tape2 has it, with smaller programs
+    python benchmarks/field_update.py --complex --normalize --warps 4 2 1 --fused    # as tape2 has it, smaller programs
 
 For every size the result and gradients of the fused kernels are first compared with the plain version's; kernels that
 differ, or that do not support a size, are not timed. Bytes are the fewest the update can move: every input read once,
@@ -141,15 +141,21 @@ def measure(
     normalize: bool,
     copy: float,
     several_warps: Sequence[int] = (triton_field.WARPS,),
+    only_fused: bool = False,
 ) -> list[dict]:
-    """One row for each version of the update."""
+    """One row for each version of the update. only_fused: only the fused kernels, compiled as in a compiled model."""
     sets = [make_inputs(size, dtype, parts, seed) for seed in range(SETS)]
     slopes = [torch.randn_like(tensors[0]) for tensors in sets]
-    versions: list[tuple[str, int, Callable[..., Tensor]]] = [
-        ("plain", 0, reference.update_field),
-        ("plain, compiled", 0, torch.compile(reference.update_field, fullgraph=True)),
-        *((f"fused, {warps} warps", warps, update_field) for warps in several_warps),
-    ]
+    versions: list[tuple[str, int, Callable[..., Tensor]]]
+    if only_fused:
+        compiled = torch.compile(update_field, fullgraph=True)
+        versions = [(f"fused, compiled, {warps} warps", warps, compiled) for warps in several_warps]
+    else:
+        versions = [
+            ("plain", 0, reference.update_field),
+            ("plain, compiled", 0, torch.compile(reference.update_field, fullgraph=True)),
+            *((f"fused, {warps} warps", warps, update_field) for warps in several_warps),
+        ]
     plain = gradients_of(reference.update_field, sets[0], slopes[0], normalize)
     forward_bytes, backward_bytes = num_bytes(sets[0])
     rows = []
@@ -218,6 +224,9 @@ def main() -> None:
     parser.add_argument("--warps", type=int, nargs="+", choices=(1, 2, 4, 8), default=[triton_field.WARPS],
         help="warps of a program of the fused kernels; several are timed in turn (default: %(default)s)",
     )  # fmt: skip
+    parser.add_argument("--fused", action="store_true",
+        help="time the fused kernels alone, compiled: what is around them is fused as in a compiled model",
+    )  # fmt: skip
     parser.add_argument("--more", action="store_true", help="also sizes of larger models")
     options = parser.parse_args()
     if not torch.cuda.is_available():
@@ -232,7 +241,8 @@ def main() -> None:
     rows = []
     for name, size in (SIZES | (MORE_SIZES if options.more else {})).items():
         parts = 2 if options.complex else 1
-        rows += measure(name, size, getattr(torch, options.dtype), parts, options.normalize, copy, options.warps)
+        dtype = getattr(torch, options.dtype)
+        rows += measure(name, size, dtype, parts, options.normalize, copy, options.warps, options.fused)
     if options.output:
         about = {
             "device": torch.cuda.get_device_name(),
