@@ -50,7 +50,8 @@ def draw_retrieval(panel: Any) -> None:
     """Values found at 1, 2, 4 and 8 times the trained length."""
     keys = ["exact_match_inside", *(f"exact_match_outside_{factor}x" for factor in (2, 4, 8))]
     labels = [
-        ("TAPE 2", "tape2, jumps", COLOURS["tape2"], 0),
+        ("PaTH, one seed", "path", COLOURS["path"], 5),
+        ("TAPE 2", "tape2, jumps", COLOURS["tape2"], -10),
         ("RoPE, rotated\nvalues", "rope, half decay, half values, jumps", GREEN, 0),
         ("RoPE", "rope, half decay, jumps", COLOURS["rope"], 8),
         ("CoPE, FIRE, FoX,\nNoPE, TAPE as\npublished", "cope", GRAY, -15),
