@@ -200,7 +200,7 @@ def measure(
         }
         rows.append(row)
         print(
-            f"{name:11} {row['dtype']:9} {version:17}"
+            f"{name:11} {row['dtype']:9} {version:23}"
             f" forward {forward_time * 1e3:8.1f} us, {forward_bytes / 1e6:6.1f} MB,"
             f" {100 * row['forward share of copy rate']:5.1f}% of copy |"
             f" with backward {both_time * 1e3:8.1f} us, {row['forward and backward bytes'] / 1e6:6.1f} MB,"

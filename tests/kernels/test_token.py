@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from accelerate import cpu_offload
 from devices import DEVICES, needs_triton
 from fields import SLACK, cast, make_inputs
 
@@ -131,3 +132,21 @@ def test_a_decoding_model_takes_it(device, compiled, monkeypatch):
     # the last of three layers updates nothing
     assert taken == [(2, 1, 32)] * 2
     torch.testing.assert_close(last[:, 0], whole[:, 5])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_model_with_offloaded_weights_decodes(device):
+    """The gates' weights are there only while their module runs."""
+    config = EquitapeConfig(
+        vocab_size=50, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=2,
+        encoding="tape",
+    )  # fmt: skip
+    model = EquitapeForCausalLM(config).eval()
+    randomise(model)
+    tokens = torch.randint(50, (2, 6), device=device)
+    with torch.no_grad():
+        whole = model.to(device)(tokens).logits
+        cpu_offload(model.cpu(), execution_device=torch.device(device))
+        cache = model(tokens[:, :5], use_cache=True).past_key_values
+        last = model(tokens[:, 5:], past_key_values=cache).logits
+    torch.testing.assert_close(last[:, 0].to(device), whole[:, 5])

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from accelerate import cpu_offload
 
 from cases import CASES, VOCAB, build, draw_tokens, gap, tiny_config
 from equitape import EquitapeForCausalLM, EquitapeForSequenceClassification, EquitapeForTokenClassification
@@ -149,6 +150,18 @@ def test_meta_device_then_weights(tmp_path):
     model.save_pretrained(tmp_path)
     placed = EquitapeForCausalLM.from_pretrained(tmp_path, device_map={"": "cpu"})
     assert torch.equal(placed(TOKENS).logits, model(TOKENS).logits)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_offloaded_weights_are_loaded_by_the_modules_that_hold_them(case):
+    """Every module has its own weights only while its forward runs."""
+    model = build(case)
+    torch.manual_seed(0)
+    expected = model(TOKENS, use_cache=False).logits
+    cpu_offload(model, execution_device=torch.device("cpu"))
+    assert all(parameter.is_meta for parameter in model.parameters())
+    torch.manual_seed(0)
+    assert gap(model(TOKENS, use_cache=False).logits, expected) < 1e-9
 
 
 def test_device_map_over_disk(tmp_path):

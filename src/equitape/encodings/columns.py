@@ -45,7 +45,7 @@ class ColumnsLayer(LayerEncoding):
         previous = None if last_key is None else take_columns(last_key, self.num_columns, self.inside)
         room = self.num_columns - PARTS * self.keeps_clock
         if self.decay is not None:
-            of_query, of_key = self.decay.columns(hidden, positions, previous, dtype, scale, room)
+            of_query, of_key = self.decay(hidden, positions, previous, dtype, scale, room)
         else:
             of_query, of_key = (
                 hidden.new_zeros(shape, dtype=dtype) for shape in ((1, self.num_heads, 1, room), (1, 1, 1, room))

@@ -167,7 +167,7 @@ class Decay(nn.Module):
         if self.kind == "gate":
             nn.init.zeros_(self.weight)
 
-    def columns(
+    def forward(
         self,
         hidden: Tensor,
         positions: Positions,

@@ -24,6 +24,15 @@ class FIREOptions(Options):
     """Initial L, the position below which distances are normalised by L instead of the query's position."""
 
 
+class HeadsFirst(SmallLinear):
+    """A linear layer whose outputs are heads. Keys stay last in memory: `LayerEncoding.bias` says why."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: [B, N, K, num_inputs] to [B, num_outputs, N, K]."""
+        weight = self.weight.expand(x.shape[0], -1, -1)
+        return torch.baddbmm(self.bias[:, None], weight, x.flatten(1, 2).mT).unflatten(-1, x.shape[1:3])
+
+
 class FIRELayer(LayerEncoding):
     """b_ij = f(psi(p_i - p_j) / psi(max(p_i, L))), psi(x) = log(|c x| + 1), f a network 1 -> width -> H."""
 
@@ -35,7 +44,7 @@ class FIRELayer(LayerEncoding):
         # inner activations are as many per head
         self.bias_copies = 4 + 3 * options.width / num_heads
         self.inner = SmallLinear(1, options.width)
-        self.outer = SmallLinear(options.width, num_heads)
+        self.outer = HeadsFirst(options.width, num_heads)
         self.c = nn.Parameter(torch.empty(1))
         self.threshold_factor = nn.Parameter(torch.empty(1))
 
@@ -60,10 +69,7 @@ class FIRELayer(LayerEncoding):
         normaliser = torch.log((c * torch.maximum(ids, threshold)).abs() + 1) + 1e-6
         relative = torch.log((c * distance).abs() + 1) / normaliser
         hidden = torch.relu(self.inner(relative[..., None].to(self.inner.weight.dtype)))
-        # keys last in memory: `LayerEncoding.bias` says why
-        weight = self.outer.weight.expand(hidden.shape[0], -1, -1)
-        bias = torch.baddbmm(self.outer.bias[:, None], weight, hidden.flatten(1, 2).mT)
-        return bias.unflatten(-1, hidden.shape[1:3])
+        return self.outer(hidden)
 
 
 @register_encoding("fire")

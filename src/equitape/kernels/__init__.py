@@ -114,7 +114,9 @@ def fuses_token(field: Tensor, features: Tensor, gate_weight: Tensor) -> bool:
         return False
     if features.shape[1] != 1 or torch.is_grad_enabled() or torch.is_autocast_enabled(field.device.type):
         return False
-    return gate_weight.dtype == features.dtype == field.dtype and gate_weight.numel() <= MAX_TOKEN_WEIGHT
+    # an offloaded weight is elsewhere until its module runs
+    fits = gate_weight.device == field.device and gate_weight.numel() <= MAX_TOKEN_WEIGHT
+    return fits and gate_weight.dtype == features.dtype == field.dtype
 
 
 def update_token(
