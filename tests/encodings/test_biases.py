@@ -150,10 +150,12 @@ def test_fire_starts_with_a_network_that_bends():
         for parameter in (linear.weight, linear.bias):
             assert parameter.abs().max() <= bound
         assert linear.weight.abs().max() > 0.7 * bound
-    ratios = torch.linspace(0, 1, 101)[:, None]
+    # of one query and 101 keys
+    ratios = torch.linspace(0, 1, 101).view(1, 1, 101, 1)
     heights = layer.outer(torch.relu(layer.inner(ratios)))
+    assert heights.shape == (1, 4, 1, 101)
     # of a line these are rounding errors
-    assert heights.diff(n=2, dim=0).abs().amax(0).min() > 1e-4
+    assert heights.diff(n=2, dim=-1).abs().amax(-1).min() > 1e-4
 
 
 @pytest.mark.parametrize("case", ["alibi", "t5", "fire", "cope", "path-gate"])
