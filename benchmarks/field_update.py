@@ -33,14 +33,15 @@ from equitape.kernels import (
 )
 
 WARM_UP, REPEATS, SETS = 10, 30, 4
-# per kernel: programs that share a processor
+# programs that share a processor, next to where the warps of a program are set
 PROGRAMS = (
-    (triton_backward, "PROGRAMS_PER_PROCESSOR"),
-    (triton_forward, "PROGRAMS_PER_PROCESSOR"),
-    (triton_mixing, "FORWARD_PROGRAMS"),
-    (triton_mixing, "BACKWARD_PROGRAMS"),
+    (triton_backward, "PROGRAMS_PER_PROCESSOR", triton_field),
+    (triton_forward, "PROGRAMS_PER_PROCESSOR", triton_field),
+    (triton_mixing, "FORWARD_PROGRAMS", triton_mixing),
+    (triton_mixing, "BACKWARD_PROGRAMS", triton_mixing),
 )
-USUAL = triton_field.WARPS, [getattr(*place) for place in PROGRAMS]
+USUAL_WARPS = {module: module.WARPS for module in (triton_field, triton_mixing)}
+USUAL_PROGRAMS = [getattr(module, name) for module, name, _ in PROGRAMS]
 NAMES = ("field", "attended", "gate", "carry", "mix_in", "mix_out")
 # batch, tokens, groups, heads, head dimension
 SIZES = {
@@ -82,13 +83,12 @@ def num_bytes(tensors: list[Tensor]) -> tuple[int, int]:
     return inputs + result, 2 * inputs + result
 
 
-def set_warps(warps: int) -> None:
-    """Give every program so many warps, and processors as many warps as before."""
-    usual_warps, usual_programs = USUAL
-    for module in (triton_field, triton_mixing):
-        module.WARPS = warps
-    for (module, name), programs in zip(PROGRAMS, usual_programs, strict=True):
-        setattr(module, name, programs * usual_warps // warps)
+def set_warps(warps: int | None) -> None:
+    """Give every program so many warps, and processors as many warps as before; None for those of the package."""
+    for module, usual in USUAL_WARPS.items():
+        module.WARPS = warps or usual
+    for (module, name, holder), programs in zip(PROGRAMS, USUAL_PROGRAMS, strict=True):
+        setattr(module, name, programs * USUAL_WARPS[holder] // holder.WARPS)
     launch._kept.clear()
 
 
@@ -140,28 +140,29 @@ def measure(
     parts: int,
     normalize: bool,
     copy: float,
-    several_warps: Sequence[int] = (triton_field.WARPS,),
+    several_warps: Sequence[int] = (),
     only_fused: bool = False,
 ) -> list[dict]:
     """One row for each version of the update. only_fused: only the fused kernels, compiled as in a compiled model."""
     sets = [make_inputs(size, dtype, parts, seed) for seed in range(SETS)]
     slopes = [torch.randn_like(tensors[0]) for tensors in sets]
-    versions: list[tuple[str, int, Callable[..., Tensor]]]
+    sizes = {f", {warps} warps": warps for warps in several_warps} or {"": None}
+    versions: list[tuple[str, int | None, Callable[..., Tensor]]]
     if only_fused:
         compiled = torch.compile(update_field, fullgraph=True)
-        versions = [(f"fused, compiled, {warps} warps", warps, compiled) for warps in several_warps]
+        versions = [(f"fused, compiled{name}", warps, compiled) for name, warps in sizes.items()]
     else:
         versions = [
-            ("plain", 0, reference.update_field),
-            ("plain, compiled", 0, torch.compile(reference.update_field, fullgraph=True)),
-            *((f"fused, {warps} warps", warps, update_field) for warps in several_warps),
+            ("plain", None, reference.update_field),
+            ("plain, compiled", None, torch.compile(reference.update_field, fullgraph=True)),
+            *((f"fused{name}", warps, update_field) for name, warps in sizes.items()),
         ]
     plain = gradients_of(reference.update_field, sets[0], slopes[0], normalize)
     forward_bytes, backward_bytes = num_bytes(sets[0])
     rows = []
     for version, warps, function in versions:
         torch.compiler.reset()
-        if warps:
+        if version.startswith("fused"):
             set_warps(warps)
             try:
                 fused = gradients_of(function, sets[0], slopes[0], normalize)
@@ -221,8 +222,8 @@ def main() -> None:
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
     parser.add_argument("--complex", action="store_true", help="complex weights")
     parser.add_argument("--normalize", action="store_true", help="divide by the root mean square")
-    parser.add_argument("--warps", type=int, nargs="+", choices=(1, 2, 4, 8), default=[triton_field.WARPS],
-        help="warps of a program of the fused kernels; several are timed in turn (default: %(default)s)",
+    parser.add_argument("--warps", type=int, nargs="+", choices=(1, 2, 4, 8), default=[],
+        help="warps of a program of the fused kernels; several are timed in turn (default: those of the package)",
     )  # fmt: skip
     parser.add_argument("--fused", action="store_true",
         help="time the fused kernels alone, compiled: what is around them is fused as in a compiled model",

@@ -126,9 +126,9 @@ class Update:
         return tensor.dtype == self.compute and self.compute != torch.float32
 
 
-def num_tiles(field: Tensor) -> int:
-    """A tile has as many tokens of one sequence as a program has warps."""
-    return field.shape[0] * triton.cdiv(field.shape[2], WARPS)
+def num_tiles(field: Tensor, warps: int | None = None) -> int:
+    """A tile has as many tokens of one sequence as a program has warps. Default: those of this file."""
+    return field.shape[0] * triton.cdiv(field.shape[2], warps or WARPS)
 
 
 def num_programs(device: torch.device, num_tiles: int, per_processor: int) -> int:

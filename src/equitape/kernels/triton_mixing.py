@@ -42,7 +42,6 @@ from .triton_complex import (
 from .triton_field import (
     LANGUAGE_TYPES,
     UNIT,
-    WARPS,
     add_identity,
     by_head,
     by_token,
@@ -56,7 +55,9 @@ from .triton_field import (
 )
 
 CHUNK = 32
-FORWARD_PROGRAMS, BACKWARD_PROGRAMS = 3, 2
+WARPS = 1
+"""Warps of a program, one per token; measured: programs of two and four were slower."""
+FORWARD_PROGRAMS, BACKWARD_PROGRAMS = 12, 8
 """Programs per processor, as many as their registers allow."""
 
 
@@ -313,7 +314,7 @@ def forward(
     field, attended = dense(field), dense(attended)
 
     def describe() -> Launch:
-        tiles = num_tiles(field)
+        tiles = num_tiles(field, WARPS)
         return Launch(
             grid=(num_programs(field.device, tiles, FORWARD_PROGRAMS),),
             numbers=(*strides(field, 4), *strides(attended, 4), field.shape[2], tiles),
@@ -341,7 +342,7 @@ def backward(
     grad_field, attended_gradient, grad_mixing, grad_carry = gradients
     gradient, field, attended = dense(gradient), dense(field), dense(attended)
     size = 0 if carry is None else carry.numel()
-    tiles = num_tiles(field)
+    tiles = num_tiles(field, WARPS)
     programs = num_programs(field.device, tiles, BACKWARD_PROGRAMS)
     partial_sums = torch.empty(programs, size, dtype=torch.float32, device=field.device)
 
