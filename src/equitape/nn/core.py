@@ -23,8 +23,8 @@ from .norm import RMSNorm
 PlainAttention = Callable[[Tensor, Tensor, Tensor, Tensor | BlockMask | None], Tensor]
 """The configured attention: query [B, H, N, D], key [B, G, N, D], value [B, G, N, E] and mask -> [B, N, H, E]."""
 
-# a bias on the scores whose making takes more memory than the first is made in blocks that take about the second; few of
-# them, since each is compiled by itself and PaTH begins anew in each
+# a bias on the scores whose making takes more memory than the first is made in blocks that take about the second: few,
+# since each is compiled by itself and PaTH begins anew in each
 MAX_BIAS_BYTES = 2**31
 BLOCK_BIAS_BYTES = 2**30
 
