@@ -315,8 +315,16 @@ def test_best_is_marked_only_beyond_the_spread():
         ({"a": [10, 11, None], "b": [1, 2, 3]}, [], "seeds. Not all of its runs have a score"),
         ({"a": [10, 11, 12]}, [], "a comes first with points 11.00."),
         ({"a": [0], "b": [0]}, [], "All 2 encodings have points 0.00, so the result does not distinguish them."),
-        ({"a": [4, 6], "b": [1], "c": [5]}, [], "a and c share first place with points 5.000; none is marked"),
-        ({"a, x": [5], "b": [1], "c": [5]}, [], "since 2 share first place with points 5.000: a, x; c."),
+        (
+            {"a": [4, 6], "b": [1], "c": [5]},
+            [],
+            "None is marked best, since 2 share first place with points 5.000: a; c.",
+        ),
+        (
+            {"a, x": [5], "b": [1], "c": [5]},
+            [],
+            "None is marked best, since 2 share first place with points 5.000: a, x; c.",
+        ),
     ],
 )
 def test_the_first_sentence_says_why_nothing_is_marked(values, statuses, printed):

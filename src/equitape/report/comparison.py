@@ -126,9 +126,7 @@ def tie(summary: Summary, first: list[str], best: float, count: int) -> str:
     value = headline_value(summary, best)
     if len(first) == count:
         return f"All {count} encodings have {value}, so the result does not distinguish them."
-    if any("," in label for label in first):
-        return f"None is marked best, since {len(first)} share first place with {value}: {'; '.join(first)}."
-    return f"{', '.join(first[:-1])} and {first[-1]} share first place with {value}; none is marked best."
+    return f"None is marked best, since {len(first)} share first place with {value}: {'; '.join(first)}."
 
 
 def leader(summary: Summary, first: str, spreads: dict[str, Spread]) -> str:
