@@ -75,6 +75,7 @@ def draw_addition(panel: Any) -> None:
     both, neither = "beyond-addition-20", "addition-20"
     rows = [
         ("TAPE 2", both, "tape2, jumps", "tape2"),
+        ("TAPE as\npublished", both, "tape, jumps", "tape"),
         ("RoPE", both, "rope, half decay, jumps", "rope"),
         ("FIRE", both, "fire, jumps", "fire"),
         ("NoPE", both, "nope", "nope"),
@@ -101,9 +102,9 @@ def draw_addition(panel: Any) -> None:
     panel.set_xlim(0, 88)
     panel.axvline(25, color="black", linewidth=0.8, linestyle=":")
     panel.text(
-        87, (places[4] + places[7]) / 2, "neither,\n4,000 steps", ha="right", va="center", color=GRAY, fontsize=8.5
+        87, (places[5] + places[8]) / 2, "neither,\n4,000 steps", ha="right", va="center", color=GRAY, fontsize=8.5
     )
-    panel.text(87, places[3], "jumps, growth,\n8,000 steps", ha="right", va="center", color=GRAY, fontsize=8.5)
+    panel.text(87, places[4], "jumps, growth,\n8,000 steps", ha="right", va="center", color=GRAY, fontsize=8.5)
     panel.set_xlabel("% right of all pairs of 1 to 40 digits;\n25 = perfect on trained lengths only")
     panel.set_title("Addition, trained to 20 digits, tested to 40", fontsize=10)
 
