@@ -81,7 +81,7 @@ def count_all() -> dict[str, dict[str, int]]:
     for width in (DIM, 16):
         changed = None if width == DIM else field(width)
         start = field(DIM) if changed is None else torch.empty(1, 1, TOKENS, DIM, dtype=torch.bfloat16)
-        operator.fused_rotary(query, key, start, changed, columns, columns, True)
+        operator.fused_rotary(query, key, start, changed, columns, columns, HEADS)
         operator.fused_rotary_backward(query, key, query, key, start.expand_as(field(DIM)), COLUMNS // 2, changed)
         if changed is None:
             mixing = torch.empty(BATCH, TOKENS, 2, HEADS, HEADS, dtype=torch.bfloat16)

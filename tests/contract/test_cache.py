@@ -119,8 +119,8 @@ def test_refusal_says_why_and_what_to_do(case):
     assert model.generate(tokens, max_new_tokens=3, use_cache=False, do_sample=False).shape == (1, 9)
 
 
-COUNT_BACK = ["alibi", "xpos", "t5", "fire", "rope-learned", "path-learned", "tape2", "tape2-carried", "tape2-values",
-              "tape2-full"]  # fmt: skip
+COUNT_BACK = ["alibi", "xpos", "t5", "fire", "rope-learned", "path-learned", "tape2", "tape2-decaying", "tape2-carried",
+              "tape2-values", "tape2-full"]  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CACHEABLE)

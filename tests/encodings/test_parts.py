@@ -89,11 +89,37 @@ def test_alibi_is_linear_in_distance_in_every_dtype(dtype):
 
 
 def test_columns_inside_are_the_slowest_frequencies():
-    x = torch.arange(16.0)[None]
-    columns = -torch.arange(1.0, 5.0)[None]
-    assert put_columns(x, columns, True).tolist() == [[0, 1, 2, 3, 4, 5, -1, -2, 8, 9, 10, 11, 12, 13, -3, -4]]
-    for inside in (True, False):
-        assert torch.equal(take_columns(put_columns(x, columns, inside), 4, inside), columns)
+    x = torch.arange(16.0).expand(1, 2, 1, 16)
+    columns = -torch.arange(1.0, 5.0).expand(1, 2, 1, 4)
+    replaced = [0, 1, 2, 3, 4, 5, -1, -2, 8, 9, 10, 11, 12, 13, -3, -4]
+    assert put_columns(x, columns, 2)[0, :, 0].tolist() == [replaced, replaced]
+    assert put_columns(x, columns, 1)[0, :, 0].tolist() == [replaced, list(range(16))]
+    for inside in (2, None):
+        assert torch.equal(take_columns(put_columns(x, columns, inside), 4, inside is not None), columns)
+
+
+@pytest.mark.parametrize("decay", ["slopes", "learned", "gate"])
+def test_heads_that_do_not_decay_keep_their_frequencies(decay):
+    """With "decaying", heads with columns are those of `true`, and the others those of RoPE; so are the scores."""
+    ids = torch.arange(N)[None]
+    hidden = torch.randn(1, N, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    query, key = (torch.randn(1, count, N, 8, dtype=torch.float64) for count in (4, 2))
+    found = []
+    for options in ({}, {"decay": decay, "decay_inside": True}, {"decay": decay, "decay_inside": "decaying"}):
+        encoding = build_encoding({"kind": "rope", "decay_heads": 0.5, **options}, SIZES).double()
+        positions = encoding.map_ids(Positions(ids=ids, origin=ids[:, :1]), hidden, None)
+        state = encoding.initial_state(positions, torch.float64)
+        layer = encoding.layer(0).double()
+        columns = layer.columns(hidden, positions, None, torch.float64, SCALE)
+        rotated = (
+            layer.rotate(query, key, state) if not options else layer.rotate_with_columns(query, key, state, columns)
+        )
+        found.append(rotated)
+    for plain, inside, decaying in zip(*found, strict=True):
+        half = plain.shape[1] // 2
+        assert torch.equal(decaying[:, :half], inside[:, :half])
+        assert torch.equal(decaying[:, half:], plain[:, half:])
+        assert not torch.equal(inside[:, half:], plain[:, half:])
 
 
 @pytest.mark.parametrize("decay", ["slopes", "learned", "gate"])
@@ -401,7 +427,7 @@ def test_key_columns_of_ids_are_made_once_for_all_blocks(case, autocast, monkeyp
     assert len(made) == 1 + model.config.num_hidden_layers
 
 
-@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("inside", [None, 1, 2])
 def test_rotation_with_columns_keeps_what_attention_keeps_anyway(inside):
     query, key, field = (torch.randn(1, 2, N, 8, requires_grad=True) for _ in range(3))
     kept = []
@@ -411,7 +437,7 @@ def test_rotation_with_columns_keeps_what_attention_keeps_anyway(inside):
     assert set(kept) == {each.data_ptr() for each in (*found, field)}
 
 
-@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("inside", [None, 1, 2])
 @pytest.mark.parametrize("trained", [False, True])
 def test_columns_and_rotation_have_the_gradients_of_both_in_turn(inside, trained):
     generator = torch.Generator().manual_seed(0)

@@ -194,7 +194,10 @@ def test_normalised_field_has_unit_mean_square(options):
     assert (2 * plain.square().mean(-1) - 1).abs().max() > 0.1
 
 
-@pytest.mark.parametrize(("layers", "updating"), [("all", {0, 1, 2}), ("last_half", {2}), ([0, 2], {0, 2}), ([1], {1})])
+@pytest.mark.parametrize(
+    ("layers", "updating"),
+    [("all", {0, 1, 2}), ("last_half", {2}), ("first_and_middle", {0, 1}), ([0, 2], {0, 2}), ([1], {1})],
+)
 def test_chosen_blocks_update(layers, updating):
     model = build("tape", {"layers": layers}, num_hidden_layers=4)
     with_weights = {
@@ -372,7 +375,7 @@ def test_a_field_with_some_changed_frequencies_rotates_like_the_whole(options, g
         ({"carried_frequencies": 4}, "must be one of 1, 2"),
         ({"carried_frequencies": 2, "attention_update": False}, "attention carries nothing"),
         ({"layers": [2]}, "nothing would read an update by the last block"),
-        ({"layers": "half"}, "use 'all', 'last_half'"),
+        ({"layers": "half"}, "use 'all', 'first_and_middle', 'last_half'"),
         ({"scaling": {"kind": "dynamic", "factor": 2.0, "original_max_positions": 8}}, "cannot be 'dynamic'"),
         ({"init": "fourier", "scaling": {"kind": "ntk", "factor": 2.0}}, "use 'linear'"),
         ({"mixersize": 3}, "no option 'mixersize'. Did you mean 'mixer_size'"),

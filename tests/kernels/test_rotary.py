@@ -156,24 +156,28 @@ def test_turn_trains_through_the_fused_gradients(device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_replaced_frequencies_get_no_gradient(device):
+@pytest.mark.parametrize(("shape", "inside"), [("odd frequencies", None), ("odd frequencies", 2), ("grouped", 1)])
+def test_replaced_frequencies_get_no_gradient(shape, inside, device):
     """The others get those of a slope that is zero there."""
-    inputs = [each.float().to(device) for each in draw(SHAPES["odd frequencies"])]
-    half, replaced = inputs[4].shape[-1] // 2, 2
+    inputs = [each.float().to(device) for each in draw(SHAPES[shape])]
+    half, replaced, groups = inputs[4].shape[-1] // 2, 2, inputs[4].shape[1]
     gone = [*range(half - replaced, half), *range(2 * half - replaced, 2 * half)]
+    first = [each.shape[1] // groups * (groups if inside is None else inside) for each in inputs]
     zeroed = [each.clone() for each in inputs]
-    for slope in zeroed[:2]:
-        slope[..., gone] = 0
+    for slope, heads in zip(zeroed[:2], first, strict=False):
+        slope[:, :heads, :, gone] = 0
     expected = reference.apply_rotary_backward(*zeroed)
-    for found in (apply_rotary_backward(*inputs, replaced), reference.apply_rotary_backward(*inputs, replaced)):
-        for each, wanted in zip(found, expected, strict=True):
-            assert not each[..., gone].any()
+    others = (replaced, None, inside)
+    for found in (apply_rotary_backward(*inputs, *others), reference.apply_rotary_backward(*inputs, *others)):
+        for each, wanted, heads in zip(found, expected, (*first[:2], first[4]), strict=True):
+            assert not each[:, :heads, :, gone].any()
+            assert heads == each.shape[1] or each[:, heads:, :, gone].any()
             # float32, summed in another order
             assert torch.allclose(each, wanted, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("inside", [None, "all", "half"])
 @pytest.mark.parametrize(
     ("shape", "count", "dtype"),
     [
@@ -202,11 +206,13 @@ def test_fused_rotation_with_columns_by_the_twice_rule(shape, count, inside, dty
     query, key = (draw(batch, tokens, number, dim).transpose(1, 2) for number in (heads, groups))
     field = draw(1, 1 if count else groups, tokens, dim)
     changed = draw(batch, groups, tokens, 2 * count) if count else None
+    inside = {None: None, "all": groups, "half": groups // 2}[inside]
     columns = Columns(draw(1, heads, 1, 4), draw(batch, 1, tokens, 4), inside)
 
     def plainly(query, key, field, changed, *columns):
         whole = field if changed is None else put_frequencies(field, changed)
-        return [multiply(x, whole, more, inside) for x, more in zip((query, key), columns, strict=True)]
+        counts = (None, None) if inside is None else (inside * heads // groups, inside)
+        return [multiply(*each) for each in zip((query, key), (whole, whole), columns, counts, strict=True)]
 
     given = (query, key, field, changed, columns.query, columns.key)
     exact = plainly(*given)
@@ -226,13 +232,13 @@ def test_fused_rotation_with_columns_by_the_twice_rule(shape, count, inside, dty
 def test_rotation_operator_is_a_proper_one(device):
     _, _, query, key, field = (each.float().to(device) for each in draw(SHAPES["grouped"]))
     columns = torch.randn(1, query.shape[1], 1, 4, device=device), torch.randn(1, 1, key.shape[2], 4, device=device)
-    for changed, inside in ((None, False), (field[..., :4], True)):
+    for changed, inside in ((None, None), (field[..., :4], 1)):
         inputs = (query, key, field, changed, *columns, inside)
         torch.library.opcheck(fused_rotary, inputs, test_utils=("test_schema", "test_faketensor"))
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("inside", [None, 1, 2])
 def test_training_through_the_fused_rotation(inside, device):
     """Gradients of queries, keys, field and columns are those of the plain form."""
     batch, heads, groups, tokens, dim = SHAPES["grouped"]
@@ -240,7 +246,8 @@ def test_training_through_the_fused_rotation(inside, device):
     sizes += [(1, heads, 1, 4), (batch, 1, tokens, 4)]
     inputs = [torch.randn(*size, device=device).requires_grad_() for size in sizes]
     query, key, field, *columns = inputs
-    expected = multiply(query, field, columns[0], inside), multiply(key, field, columns[1], inside)
+    of_heads = None if inside is None else inside * heads // groups
+    expected = multiply(query, field, columns[0], of_heads), multiply(key, field, columns[1], inside)
     grad_outputs = [torch.randn_like(each) for each in expected]
     wanted = torch.autograd.grad(expected, inputs, grad_outputs)
     found = apply_rotary(query, key, field, Columns(*columns, inside))
@@ -256,10 +263,13 @@ def test_columns_alone_get_a_gradient(device):
     """The slopes of a decay train also where queries, keys and field do not."""
     _, _, query, key, field = (each.float().to(device) for each in draw(SHAPES["grouped"]))
     of_query = torch.randn(1, query.shape[1], 1, 4, device=device, requires_grad=True)
-    columns = Columns(of_query, torch.randn(1, 1, key.shape[2], 4, device=device), True)
+    columns = Columns(of_query, torch.randn(1, 1, key.shape[2], 4, device=device), 1)
     rotated, _ = apply_rotary(query, key, field, columns)
     (gradient,) = torch.autograd.grad(rotated.sum(), of_query)
-    assert torch.equal(gradient, torch.full_like(gradient, query.shape[0] * query.shape[2]))
+    expected = torch.zeros_like(gradient)
+    # the heads of the first group, which alone has columns
+    expected[:, : query.shape[1] // key.shape[1]] = query.shape[0] * query.shape[2]
+    assert torch.equal(gradient, expected)
 
 
 def test_a_rotation_alone_is_left_to_the_compiler():

@@ -29,9 +29,12 @@ class ColumnsLayer(LayerEncoding):
         self.num_heads, self.num_kv_heads = geometry.num_heads, geometry.num_kv_heads
         self.keeps_clock = keeps_clock
         self.keeps_sums = keeps_clock or options.decay == "gate"
-        self.inside = options.decay_inside
         self.num_columns = count_columns(options, keeps_clock)
         self.decay = Decay(options, geometry) if options.decay != "none" else None
+        # as `Columns.inside`
+        self.inside = geometry.num_kv_heads if options.decay_inside else None
+        if options.decay_inside == "decaying" and self.decay is not None and not keeps_clock:
+            self.inside = self.decay.decaying_groups
 
     def reset_parameters(self, std: float) -> None:
         if self.decay is not None:
@@ -42,7 +45,7 @@ class ColumnsLayer(LayerEncoding):
     ) -> Columns | None:
         if not self.num_columns:
             return None
-        previous = None if last_key is None else take_columns(last_key, self.num_columns, self.inside)
+        previous = None if last_key is None else take_columns(last_key, self.num_columns, self.inside is not None)
         room = self.num_columns - PARTS * self.keeps_clock
         if self.decay is not None:
             of_query, of_key = self.decay(hidden, positions, previous, dtype, scale, room)
@@ -124,11 +127,11 @@ class ColumnsEncoding(PositionalEncoding):
     def map_ids(self, positions: Positions, embeddings: Tensor, last_key: Tensor | None) -> Positions:
         if self.decay.decay in ("slopes", "learned") and positions.origin is not None:
             width = count_columns(self.decay, keeps_clock=False)
-            columns = distance_columns(positions, column_dtype(embeddings), width, self.decay.decay_inside)
+            columns = distance_columns(positions, column_dtype(embeddings), width, bool(self.decay.decay_inside))
             positions = positions._replace(distances=columns)
         if not self.has_clock:
             return positions
         width = count_columns(self.decay, keeps_clock=True)
-        previous = None if last_key is None else take_columns(last_key, width, self.decay.decay_inside)
+        previous = None if last_key is None else take_columns(last_key, width, bool(self.decay.decay_inside))
         drift = clock_drift(self.clock, embeddings, positions, previous, self.clock_options)
         return positions._replace(drift=drift)

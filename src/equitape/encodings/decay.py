@@ -43,9 +43,11 @@ class DecayOptions(Options):
     decay_slowest: Annotated[float, Gt(0), Lt(1)] = 2**-8
     """Slope of the head that decays most slowly, at the start if slopes are learned. The others spread geometrically
     between 1 and it: head h of H has decay_slowest^(h / H). ALiBi's is 2^-8."""
-    decay_inside: bool = False
+    decay_inside: bool | Literal["decaying"] = False
     """Let the columns of decay and clock replace the lowest frequencies instead of widening heads: attention then costs
-    nothing extra. Each head has 4 fewer channels for content; in the first block with a clock 8, or 6 with a gate."""
+    nothing extra. Each head has 4 fewer channels for content; in the first block with a clock 8, or 6 with a gate.
+    "decaying": only in key-value heads with a query head that decays; the others keep their lowest frequencies. The
+    first block with a clock has columns in all heads."""
 
     def check_decay(self, kind: str, geometry: Geometry) -> None:
         """Raise ValueError for a fraction of less than one head, and for columns that do not fit in a head."""
@@ -146,7 +148,7 @@ class Decay(nn.Module):
     def __init__(self, options: DecayOptions, geometry: Geometry):
         super().__init__()
         self.kind = options.decay
-        self.inside = options.decay_inside
+        self.inside = bool(options.decay_inside)
         self.speed = options.decay_speed if self.kind == "learned" else 1.0
         self.num_heads, self.num_kv_heads = geometry.num_heads, geometry.num_kv_heads
         heads = self.num_kv_heads if self.kind == "gate" else self.num_heads
@@ -156,6 +158,11 @@ class Decay(nn.Module):
             self.bias = nn.Parameter(torch.empty(heads))
         if self.kind == "gate":
             self.weight = nn.Parameter(torch.empty(heads, geometry.hidden_size))
+
+    @property
+    def decaying_groups(self) -> int:
+        """Key-value heads, from the first on, with a query head that decays."""
+        return -(-self.decaying * self.num_kv_heads // self.heads)
 
     def reset_parameters(self) -> None:
         """Start as ALiBi. A weight that transformers has loaded stays; its versions of `nn.init` skip such weights."""
@@ -213,6 +220,10 @@ class Decay(nn.Module):
         if self.decaying < self.heads:
             increments = increments * (torch.arange(self.heads, device=hidden.device) < self.decaying)
         before = None if previous is None else join_parts(previous[..., :PARTS])
+        if before is not None and self.decaying < self.heads:
+            # heads without columns have other numbers there
+            decays = torch.arange(self.heads, device=hidden.device) < self.decaying
+            before = torch.where(decays.view(1, -1, *(1,) * (before.dim() - 2)), before, 0.0)
         return running_sum(increments.transpose(1, 2), positions, before)
 
     @staticmethod

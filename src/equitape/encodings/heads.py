@@ -16,12 +16,20 @@ class Columns(NamedTuple):
     """[B or 1, H, N or 1, E]."""
     key: Tensor
     """[B or 1, G or 1, N or 1, E]."""
-    inside: bool = False
-    """Whether they replace the lowest frequencies instead of being appended."""
+    inside: int | None = None
+    """Number of key-value heads, from the first on, in which they replace the lowest frequencies, as in the query heads
+    of these; other heads get none. None: they are appended to all heads.
+    """
 
     def put(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         """Queries [B, H, N, D] and keys [B, G, N, D] with these columns."""
-        return put_columns(query, self.query, self.inside), put_columns(key, self.key, self.inside)
+        of_query = query_heads(self.inside, query, key)
+        return put_columns(query, self.query, of_query), put_columns(key, self.key, self.inside)
+
+
+def query_heads(inside: int | None, query: Tensor, key: Tensor) -> int | None:
+    """The number of query heads [B, H, N, D] that belong to `inside` key-value heads [B, G, N, D]."""
+    return None if inside is None else inside * (query.shape[1] // key.shape[1])
 
 
 def side_by_side(*parts: Tensor) -> Tensor:
@@ -40,36 +48,43 @@ def side_by_side(*parts: Tensor) -> Tensor:
     return joined
 
 
-def join_halves(first: Tensor, second: Tensor, columns: Tensor | None = None, inside: bool = False) -> Tensor:
-    """A head [..., D] from its halves, with columns [..., E] appended, or inside, replacing the lowest frequencies.
+def join_halves(first: Tensor, second: Tensor, columns: Tensor | None = None, inside: int | None = None) -> Tensor:
+    """Heads [B, H, N, D] from their halves, with columns [B, H, N, E] appended, or in place of the lowest frequencies.
 
-    Channels m and m + D / 2 belong to one frequency, so those are the last E / 2 of both halves.
+    Channels m and m + D / 2 belong to one frequency, so those are the last E / 2 of both halves. inside: number of
+    heads, from the first on, in which they are replaced; None appends to all.
     """
     if columns is None:
         return torch.cat((first, second), dim=-1)
     columns = columns.expand(*first.shape[:-1], -1)
-    if not inside:
+    if inside is None:
         return side_by_side(first, second, columns)
+    others = inside < first.shape[1]
+    if others and not torch.compiler.is_compiling():
+        some = join_halves(first[:, :inside], second[:, :inside], columns[:, :inside], inside)
+        return torch.cat((some, torch.cat((first[:, inside:], second[:, inside:]), dim=-1)), dim=1)
     one, two = columns.chunk(2, dim=-1)
     kept = first.shape[-1] - one.shape[-1]
     if torch.compiler.is_compiling():
         # one kernel for all: the compiler makes one for every part of a concatenation
         stays = torch.arange(first.shape[-1], device=first.device) < kept
+        if others:
+            stays = stays | (torch.arange(first.shape[1], device=first.device) >= inside)[:, None, None]
         halves = ((first, one), (second, two))
         return torch.cat([torch.where(stays, half, nn.functional.pad(new, (kept, 0))) for half, new in halves], dim=-1)
     return torch.cat((first[..., :kept], one, second[..., :kept], two), dim=-1)
 
 
-def put_columns(x: Tensor, columns: Tensor, inside: bool) -> Tensor:
-    """Heads [..., D] with columns [..., E], as in `join_halves`."""
-    if inside:
+def put_columns(x: Tensor, columns: Tensor, inside: int | None) -> Tensor:
+    """Heads [B, H, N, D] with columns [B or 1, H or 1, N or 1, E], as in `join_halves`."""
+    if inside is not None:
         first, second = x.chunk(2, dim=-1)
         return join_halves(first, second, columns, inside)
     return side_by_side(x, columns.expand(*x.shape[:-1], -1))
 
 
 def take_columns(x: Tensor, count: int, inside: bool) -> Tensor:
-    """The columns [..., E] that `put_columns` put there."""
+    """The columns [..., E] that `put_columns` put there, and other channels of heads where it put none."""
     if not inside:
         return x[..., x.shape[-1] - count :]
     # not a concatenation, for which the compiler makes a kernel per part

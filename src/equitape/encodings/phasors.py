@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..kernels import apply_rotary_backward, fused_rotary, fuses_rotary, put_frequencies
-from .heads import Columns, join_halves, take_columns
+from .heads import Columns, join_halves, query_heads, take_columns
 
 
 def phasors(ids: Tensor, frequencies: Tensor, dtype: torch.dtype) -> Tensor:
@@ -82,7 +82,7 @@ _opaque_phasors.register_autograd(_phasors_backward, setup_context=_save_phasors
 
 
 def multiply(
-    x: Tensor, phasor: Tensor, columns: Tensor | None = None, inside: bool = False, conjugate: bool = False
+    x: Tensor, phasor: Tensor, columns: Tensor | None = None, inside: int | None = None, conjugate: bool = False
 ) -> Tensor:
     """Complex product of half-split fields, real parts first: x [B, H, N, D], phasor [B, G or 1, N, D] -> like x.
 
@@ -113,15 +113,15 @@ def apply_rotary(
     For a trained field, this saves less for backward than `multiply`: attention keeps the rotated queries and keys
     anyway, and dividing them by the field recovers the originals.
     """
-    inside = columns is not None and columns.inside
-    of_query, of_key = (None, None) if columns is None else (columns.query, columns.key)
+    of_query, of_key, inside = (None, None, None) if columns is None else columns
     trained = torch.is_grad_enabled() and _require_gradients(field, changed)
     if not trained and not (torch.is_grad_enabled() and _require_gradients(query, key, of_query, of_key)):
         return _rotate(query, key, field, changed, columns)
     if changed is not None and (field.requires_grad or not trained):
         field, changed = put_frequencies(field, changed), None
     if not trained:
-        return multiply(query, field, of_query, inside), multiply(key, field, of_key, inside)
+        of_heads = query_heads(inside, query, key)
+        return multiply(query, field, of_query, of_heads), multiply(key, field, of_key, inside)
     # autograd sums the gradients of what the batch, heads or tokens share
     if of_query is not None and of_key is not None:
         of_query, of_key = of_query.expand(*query.shape[:3], -1), of_key.expand(*key.shape[:3], -1)
@@ -141,12 +141,22 @@ def _rotate(
     query: Tensor, key: Tensor, field: Tensor, changed: Tensor | None, columns: Columns | None
 ) -> tuple[Tensor, Tensor]:
     """`apply_rotary` without gradients."""
-    of_query, of_key, inside = (None, None, False) if columns is None else columns
+    of_query, of_key, inside = (None, None, None) if columns is None else columns
     if fuses_rotary(query, key, field, changed, of_query):
         rotated: tuple[Tensor, Tensor] = fused_rotary(query, key, field, changed, of_query, of_key, inside)
         return rotated
     whole = field if changed is None else put_frequencies(field, changed)
-    return multiply(query, whole, of_query, inside), multiply(key, whole, of_key, inside)
+    of_heads = query_heads(inside, query, key)
+    return multiply(query, whole, of_query, of_heads), multiply(key, whole, of_key, inside)
+
+
+def _gradient_of_columns(gradient: Tensor, count: int, inside: int | None) -> Tensor:
+    """That of columns [B, H, N, E], from that of heads with them."""
+    found = take_columns(gradient, count, inside is not None)
+    if inside is None or inside == gradient.shape[1]:
+        return found
+    has_columns = torch.arange(gradient.shape[1], device=gradient.device)[:, None, None] < inside
+    return torch.where(has_columns, found, 0)
 
 
 class _ApplyRotary(torch.autograd.Function):
@@ -159,7 +169,7 @@ class _ApplyRotary(torch.autograd.Function):
         changed: Tensor | None,
         of_query: Tensor | None,
         of_key: Tensor | None,
-        inside: bool,
+        inside: int | None,
     ) -> tuple[Tensor, Tensor]:
         columns = None if of_query is None or of_key is None else Columns(of_query, of_key, inside)
         query, key = _rotate(query, key, field, changed, columns)
@@ -170,13 +180,19 @@ class _ApplyRotary(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_query: Tensor, grad_key: Tensor) -> tuple[Tensor | None, ...]:
         query, key, field, changed = ctx.saved_tensors
+        inside = ctx.inside
         of_columns = [
-            take_columns(gradient, ctx.columns, ctx.inside) if wanted else None
-            for gradient, wanted in zip((grad_query, grad_key), ctx.needs_input_grad[4:6], strict=True)
+            _gradient_of_columns(gradient, ctx.columns, heads) if wanted else None
+            for gradient, heads, wanted in zip(
+                (grad_query, grad_key),
+                (query_heads(inside, query, key), inside),
+                ctx.needs_input_grad[4:6],
+                strict=True,
+            )
         ]
         width = field.shape[-1]
         grad_query, grad_key, query, key = (x[..., :width] for x in (grad_query, grad_key, query, key))
-        replaced = ctx.columns // 2 if ctx.inside else 0
-        gradients = apply_rotary_backward(grad_query, grad_key, query, key, field, replaced, changed)
+        replaced = 0 if inside is None else ctx.columns // 2
+        gradients = apply_rotary_backward(grad_query, grad_key, query, key, field, replaced, changed, inside)
         of_field = (gradients[2], None) if changed is None else (None, gradients[2])
         return *gradients[:2], *of_field, *of_columns, None

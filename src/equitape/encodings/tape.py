@@ -48,7 +48,8 @@ class TapeOptions(RotaryOptions):
     seed: int = 0
     """Seed of the random Fourier features."""
     layers: str | tuple[int, ...] = "all"
-    """Blocks that update the field: "all", "last_half" or a list of indices. The last block never does."""
+    """Blocks that update the field: "all", "first_and_middle" (the first and the middle third), "last_half" or a list
+    of indices. The last block never does."""
     attention_update: bool = True
     """Step 5."""
     mlp_update: bool = True
@@ -113,8 +114,12 @@ def updating_blocks(layers: str | tuple[int, ...], geometry: Geometry) -> set[in
         return set(range(readable))
     if layers == "last_half":
         return set(range(blocks // 2, readable))
+    if layers == "first_and_middle":
+        return {0, *range(blocks // 3, 2 * blocks // 3)} & set(range(readable))
     if isinstance(layers, str):
-        raise ValueError(f"TAPE has layers {layers!r}; use 'all', 'last_half' or a list of block indices.")
+        raise ValueError(
+            f"TAPE has layers {layers!r}; use 'all', 'first_and_middle', 'last_half' or a list of block indices."
+        )
     wrong = sorted(index for index in layers if not (isinstance(index, int) and 0 <= index < readable))
     if wrong:
         raise ValueError(

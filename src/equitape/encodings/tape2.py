@@ -21,7 +21,7 @@ class Tape2Options(TapeOptions):
     complex_mixing: bool = True
     decay: Literal["none", "slopes", "learned", "gate"] = "learned"
     decay_heads: Annotated[float, Gt(0), Le(1)] = 0.5
-    decay_inside: bool = True
+    decay_inside: bool | Literal["decaying"] = True
 
 
 @register_encoding("tape2")

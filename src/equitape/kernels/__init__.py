@@ -176,14 +176,16 @@ def apply_rotary_backward(
     field: Tensor,
     replaced: int = 0,
     changed: Tensor | None = None,
+    inside: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of queries, keys and field, from the gradients of the rotated queries and keys.
 
     query, key: after the rotation. Queries [B, H, N, D], keys and field [B, G, N, D]. replaced: number of lowest
     frequencies that columns have replaced since; they get no gradient. changed: [B, G, N, 2 F], numbers in place of
-    every (D / 2 F)-th frequency of a field [B or 1, G or 1, N, D]; they get a gradient instead of the field.
+    every (D / 2 F)-th frequency of a field [B or 1, G or 1, N, D]; they get a gradient instead of the field. inside:
+    number of key-value heads, from the first on, where frequencies are replaced; None for all.
     """
-    inputs = (grad_query, grad_key, query, key, field, replaced, changed)
+    inputs = (grad_query, grad_key, query, key, field, replaced, changed, inside)
     choice = _choice()
     if choice == "reference" or (choice == "auto" and not field.is_cuda):
         return reference.apply_rotary_backward(*inputs)

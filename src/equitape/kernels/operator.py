@@ -45,7 +45,7 @@ def _empty_rotated(
     query: Tensor, key: Tensor, field: Tensor, changed: Tensor | None, of_query: Tensor | None, *others: Any
 ) -> tuple[Tensor, Tensor]:
     _of_key, inside = others
-    more = 0 if inside or of_query is None else of_query.shape[3]
+    more = 0 if inside is not None or of_query is None else of_query.shape[3]
     return _heads_together(query, more), _heads_together(key, more)
 
 
@@ -57,6 +57,7 @@ def _empty_rotary_gradients(
     field: Tensor,
     replaced: int = 0,
     changed: Tensor | None = None,
+    inside: int | None = None,
 ) -> tuple[Tensor, ...]:
     # the layout that the projections need for gradients of their outputs
     return _heads_together(query), _heads_together(key), _contiguous(field if changed is None else changed)
@@ -146,7 +147,7 @@ fused_token_update = _operator(
 # without gradients
 fused_rotary = _operator(
     "apply_rotary",
-    "(Tensor query, Tensor key, Tensor field, Tensor? changed, Tensor? of_query, Tensor? of_key, bool inside) -> "
+    "(Tensor query, Tensor key, Tensor field, Tensor? changed, Tensor? of_query, Tensor? of_key, int? inside) -> "
     "(Tensor, Tensor)",
     _empty_rotated,
     "triton_rotary.apply_rotary",
@@ -155,7 +156,7 @@ fused_rotary = _operator(
 fused_rotary_backward = _operator(
     "apply_rotary_backward",
     "(Tensor grad_query, Tensor grad_key, Tensor query, Tensor key, Tensor field, int replaced=0, "
-    "Tensor? changed=None) -> (Tensor, Tensor, Tensor)",
+    "Tensor? changed=None, int? inside=None) -> (Tensor, Tensor, Tensor)",
     _empty_rotary_gradients,
     "triton_rotary.apply_rotary_backward",
 )

@@ -75,16 +75,20 @@ def apply_rotary_backward(
     field: Tensor,
     replaced: int = 0,
     changed: Tensor | None = None,
+    inside: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of queries x, keys x and field z through y = z x, from the gradients dy and the rotated y.
 
     dx = conj(z) dy; dz = conj(x) dy = z / |z|^2 conj(y) dy, summed over all heads that share z. Queries [B, H, N, D],
     keys and field [B, G, N, D]. replaced: number of lowest frequencies without a gradient dy. changed: those of
-    `put_frequencies`, which get a gradient instead of the field.
+    `put_frequencies`, which get a gradient instead of the field. inside: number of key-value heads, from the first on,
+    where frequencies are replaced; None for all.
     """
     if changed is not None:
         whole = put_frequencies(field, changed)
-        of_query, of_key, of_whole = apply_rotary_backward(grad_query, grad_key, query, key, whole, replaced)
+        of_query, of_key, of_whole = apply_rotary_backward(
+            grad_query, grad_key, query, key, whole, replaced, None, inside
+        )
         return of_query, of_key, take_frequencies(of_whole, changed.shape[-1] // 2)
     wide = torch.promote_types(field.dtype, torch.float32)
     groups = field.shape[1]
@@ -92,11 +96,15 @@ def apply_rotary_backward(
     total = torch.zeros_like(field, dtype=wide)
     gradients = []
     for gradient, rotated in ((grad_query, query), (grad_key, key)):
+        if replaced:
+            halves = [half[..., : half.shape[-1] - replaced] for half in gradient.chunk(2, dim=-1)]
+            zeroed = torch.cat([torch.nn.functional.pad(half, (0, replaced)) for half in halves], dim=-1)
+            # the field may be shared by all heads, so heads are counted by the keys
+            first = gradient.shape[1] if inside is None else inside * (gradient.shape[1] // key.shape[1])
+            all_heads = first == gradient.shape[1]
+            gradient = zeroed if all_heads else torch.cat((zeroed[:, :first], gradient[:, first:]), dim=1)
         # heads as [groups, heads of a group]
         g, y = (each.to(wide).unflatten(1, (groups, -1)) for each in (gradient, rotated))
-        if replaced:
-            halves = [half[..., : half.shape[-1] - replaced] for half in g.chunk(2, dim=-1)]
-            g = torch.cat([torch.nn.functional.pad(half, (0, replaced)) for half in halves], dim=-1)
         gradients.append(_complex_product(_conjugate(z), g).flatten(1, 2).to(rotated.dtype))
         total = total + _complex_product(_conjugate(y), g).sum(2)
     real, imaginary = field.to(wide).chunk(2, dim=-1)

@@ -69,9 +69,13 @@ def load_field(
 @triton.jit
 def rotate_head(
     result, result_strides, x, x_strides, columns, column_strides, sequence, head, token, frequency, exists, tokens,
-    z_real, z_imaginary, M: tl.constexpr, KEPT: tl.constexpr, COLUMNS: tl.constexpr, PADDED_COLUMNS: tl.constexpr,
+    z_real, z_imaginary, kept,
+    M: tl.constexpr, KEPT: tl.constexpr, COLUMNS: tl.constexpr, PADDED_COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """z x for one head, with its columns: from frequency KEPT on in both halves, or behind them if KEPT is M."""
+    """z x for one head, with its columns: from frequency KEPT on in both halves, or behind them if KEPT is M.
+
+    kept: KEPT in heads with columns inside, M in others.
+    """
     x_real, x_imaginary = load_complex(x, x_strides, sequence, head, token, frequency, exists, M)
     real = z_real * x_real - z_imaginary * x_imaginary
     imaginary = z_real * x_imaginary + z_imaginary * x_real
@@ -81,7 +85,7 @@ def rotate_head(
     if KEPT < M:
         # one number per token and column: a tile of all frequencies would load each of its numbers by itself
         for index in tl.static_range(M - KEPT):
-            replaced = (frequency == KEPT + index)[None, :]
+            replaced = (frequency == kept + index)[None, :]
             at = start + token * column_strides[2] + index
             one = tl.load(at, mask=token < tokens, other=0.0).to(tl.float32)
             two = tl.load(at + (M - KEPT), mask=token < tokens, other=0.0).to(tl.float32)
@@ -130,6 +134,7 @@ def rotary_kernel(
     M: tl.constexpr,
     PADDED_M: tl.constexpr,
     KEPT: tl.constexpr,
+    INSIDE: tl.constexpr,
     STEP: tl.constexpr,
     PADDED_CHANGED: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -154,19 +159,20 @@ def rotary_kernel(
     sequence = tl.program_id(2).to(tl.int64)
     frequency = tl.arange(0, PADDED_M)
     exists = (token < tokens)[:, None] & (frequency < M)[None, :]
+    kept = tl.where(group < INSIDE, KEPT, M)
     z_real, z_imaginary = load_field(
         field, field_strides, changed, changed_strides, sequence, group, token, frequency, exists, tokens,
         M, STEP, PADDED_CHANGED,
     )  # fmt: skip
     rotate_head(
         rotated_key, rotated_key_strides, key, key_strides, of_key, of_key_strides, sequence, group, token, frequency,
-        exists, tokens, z_real, z_imaginary, M, KEPT, COLUMNS, PADDED_COLUMNS,
+        exists, tokens, z_real, z_imaginary, kept, M, KEPT, COLUMNS, PADDED_COLUMNS,
     )  # fmt: skip
     for index in tl.static_range(RATIO):
         rotate_head(
             rotated_query, rotated_query_strides, query, query_strides, of_query, of_query_strides, sequence,
-            group * RATIO + index, token, frequency, exists, tokens, z_real, z_imaginary, M, KEPT, COLUMNS,
-            PADDED_COLUMNS,
+            group * RATIO + index, token, frequency, exists, tokens, z_real, z_imaginary, kept, M, KEPT,
+            COLUMNS, PADDED_COLUMNS,
         )  # fmt: skip
 
 
@@ -205,13 +211,15 @@ def rotary_backward_kernel(
     M: tl.constexpr,
     PADDED_M: tl.constexpr,
     KEPT: tl.constexpr,
+    INSIDE: tl.constexpr,
     STEP: tl.constexpr,
     PADDED_CHANGED: tl.constexpr,
     T: tl.constexpr,
 ):
     """dx = conj(z) dy for every head; dz = z / |z|^2 times the sum over heads of conj(y) dy, where y = z x.
 
-    dy is zero from frequency KEPT on. STEP: 1, or every STEP-th frequency of z is in `changed`, and only these get dz.
+    dy is zero from frequency KEPT on in the first INSIDE groups. STEP: 1, or every STEP-th frequency of z is in
+    `changed`, and only these get dz.
 
     In the gradients of queries and keys, the heads of a token are adjacent; that of the field is contiguous.
     """
@@ -229,7 +237,7 @@ def rotary_backward_kernel(
     sequence = tl.program_id(2).to(tl.int64)
     frequency = tl.arange(0, PADDED_M)
     exists = (token < tokens)[:, None] & (frequency < M)[None, :]
-    kept = (frequency < KEPT)[None, :]
+    kept = (frequency < tl.where(group < INSIDE, KEPT, M))[None, :]
 
     z_real, z_imaginary = load_field(
         field, field_strides, changed, changed_strides, sequence, group, token, frequency, exists, tokens,
@@ -287,6 +295,7 @@ def apply_rotary_backward(
     field: Tensor,
     replaced: int = 0,
     changed: Tensor | None = None,
+    inside: int | None = None,
 ) -> None:
     """Write reference.apply_rotary_backward: queries [B, H, N, D], keys and field [B, G, N, D].
 
@@ -308,12 +317,13 @@ def apply_rotary_backward(
                 "M": dim // 2,
                 "PADDED_M": padded,
                 "KEPT": dim // 2 - replaced,
+                "INSIDE": groups if inside is None else inside,
                 **steps(dim, changed),
                 "T": tile,
             },
         )
 
-    launch(rotary_backward_kernel, (*gradients, *read), replaced, describe)
+    launch(rotary_backward_kernel, (*gradients, *read), (replaced, inside), describe)
 
 
 def apply_rotary(
@@ -324,11 +334,12 @@ def apply_rotary(
     changed: Tensor | None,
     of_query: Tensor | None,
     of_key: Tensor | None,
-    inside: bool,
+    inside: int | None,
 ) -> None:
     """Write queries [B, H, N, D] and keys [B, G, N, D] times the field [B or 1, G or 1, N, D], with columns.
 
-    changed: [B or 1, G, N, 2 F], in place of every (D / 2 F)-th frequency of the field. Columns are broadcast.
+    changed: [B or 1, G, N, 2 F], in place of every (D / 2 F)-th frequency of the field. Columns are broadcast; inside
+    says where they go, as that of `Columns`.
     """
     groups = key.shape[1]
     field = field.expand(*key.shape[:2], -1, -1)
@@ -349,7 +360,8 @@ def apply_rotary(
                 "RATIO": query.shape[1] // groups,
                 "M": dim // 2,
                 "PADDED_M": padded,
-                "KEPT": dim // 2 - columns // 2 * inside,
+                "KEPT": dim // 2 if inside is None else dim // 2 - columns // 2,
+                "INSIDE": groups if inside is None else inside,
                 **steps(dim, changed),
                 "WIDTH": rotated[0].shape[3],
                 "COLUMNS": columns,

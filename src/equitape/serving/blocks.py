@@ -199,7 +199,10 @@ class EquitapeAttention(nn.Module):
         columns: Columns = self.encoding("columns", x[None], positions, last, dtype, self.scaling)
         if self.ranks > 1:
             of_key = columns.key.expand(-1, self.all_groups, -1, -1)[:, self.own]
-            columns = columns._replace(query=columns.query[:, self.own_heads], key=of_key)
+            inside = columns.inside
+            if inside is not None:
+                inside = min(max(inside - self.own.start, 0), self.groups)
+            columns = columns._replace(query=columns.query[:, self.own_heads], key=of_key, inside=inside)
         if self.encoding.keeps_sums:
             new = columns.key.expand(-1, self.groups, x.shape[0], -1)[0].transpose(0, 1)
             new = self._sums(loop).write(positions.ids[0], new).transpose(0, 1)[None]
