@@ -1,16 +1,10 @@
 """Which attention kernel serves a call."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
-from torch.nn.attention.flex_attention import BlockMask
 from torch.profiler import ProfilerActivity, profile
-from transformers import DynamicCache
 
-from cases import CASES, build, draw_tokens, gap, tiny_config
-from equitape.encodings import Positions, build_encoding
-from equitape.model import masks
+from cases import CASES, build, draw_tokens, gap
 from equitape.nn import backends, core
 
 
@@ -146,71 +140,3 @@ def test_a_small_input_of_the_same_kind_is_asked(side_by_side, usable, monkeypat
     assert (mask.stride(-1) == 1) == side_by_side
     assert (causal, grouped) == (False, False)
     assert side_by_side != any("and this mask" in str(warning.message) for warning in recwarn)
-
-
-@pytest.mark.parametrize(
-    ("case", "changes", "chosen"),
-    [
-        ("t5", {}, True),
-        ("fire", {}, True),
-        ("rope", {"gradients": True}, True),
-        ("t5", {"gradients": True}, False),
-        ("fire", {"training": True}, False),
-        ("t5", {"length": 511}, False),
-        ("t5", {"dtype": torch.float64}, False),
-        ("t5", {"head_dim": 8}, False),
-        ("t5", {"head_dim": 512}, False),
-        ("fire", {"implementation": "eager"}, False),
-        ("cope", {}, False),
-        ("path", {}, False),
-    ],
-)
-def test_what_the_kernel_for_block_masks_serves_on_cuda(case, changes, chosen):
-    config = tiny_config(case, head_dim=changes.get("head_dim", 16))
-    config._attn_implementation = changes.get("implementation", "sdpa")
-    shape, dtype = (2, changes.get("length", 512), config.hidden_size), changes.get("dtype", torch.bfloat16)
-    x = SimpleNamespace(is_cuda=True, shape=shape, dtype=dtype)
-    encoding = build_encoding(config.encoding, config.geometry)
-    call = masks.Call(
-        config, encoding, x, Positions(torch.arange(shape[1])[None]), None, changes.get("training", False)
-    )
-    with torch.set_grad_enabled(changes.get("gradients", False)):
-        assert masks.prefers_blocks(call) == chosen
-
-
-@pytest.mark.parametrize("inputs", ["nothing", "large", "window", "left padding", "packed", "own mask", "cache"])
-@pytest.mark.parametrize("case", ["t5", "fire"])
-def test_biases_in_the_kernel_are_those_in_memory(case, inputs, monkeypatch):
-    """As on CUDA. A cache is filled by the kernel; what goes on after cached tokens needs the bias in memory."""
-    model = build(case, attn_implementation="sdpa", **({"sliding_window": 7} if inputs == "window" else {}))
-    tokens = draw_tokens(2, 24)
-    given = {}
-    if inputs == "left padding":
-        given["attention_mask"] = torch.ones_like(tokens)
-        given["attention_mask"][1, :5] = 0
-    if inputs == "packed":
-        given["segment_ids"] = torch.arange(24).expand(2, -1) // torch.tensor([[7], [19]])
-    if inputs == "own mask":
-        given["attention_mask"] = torch.ones(2, 1, 24, 24, dtype=torch.bool).tril()
-    if inputs == "large":
-        monkeypatch.setattr(masks, "MAX_MASK_BYTES", 100)
-    seen = []
-    monkeypatch.setattr(core, "attend", lambda *args, real=core.attend: seen.append(args[6].mask) or real(*args))
-
-    def run():
-        if inputs != "cache":
-            return model(tokens, use_cache=False, **given).logits
-        past = model(tokens[:, :16], past_key_values=DynamicCache(config=model.config)).past_key_values
-        return model(tokens[:, 16:], past_key_values=past).logits
-
-    with torch.no_grad():
-        expected = run()
-        seen.clear()
-        monkeypatch.setattr(masks, "prefers_blocks", lambda call: True)
-        found = run()
-    layers = model.config.num_hidden_layers
-    in_kernel = [isinstance(mask, BlockMask) for mask in seen]
-    assert in_kernel == [inputs != "own mask"] * layers + ([False] * layers if inputs == "cache" else [])
-    real = given["attention_mask"].bool() if inputs == "left padding" else torch.ones_like(tokens).bool()
-    real = real[:, -found.shape[1] :]
-    assert gap(found[real], expected[real]) < 1e-10

@@ -25,13 +25,6 @@ ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 """FlexAttention's form of a bias: (score, batch, head, query index, key index) -> score."""
 
 
-def stored(x: Tensor) -> Tensor:
-    """x, contiguous, for a `ScoreMod` to read. A compiled model would make it again for every score: the compiler
-    stores only what is viewed by strides.
-    """
-    return x.as_strided(x.shape, x.stride())
-
-
 RENAMED_HOOKS = {"begin": "initial_state", "values": "extra_values", "add_columns": "columns"}
 """Earlier hooks: an encoding that still defines one gets an error instead of being ignored."""
 
@@ -191,9 +184,7 @@ class PositionalEncoding(HookedModule):
     backends: ClassVar[tuple[str, ...]] = ("eager", "sdpa", "flex_attention")
     """Supported attention implementations."""
     adds_bias: ClassVar[bool] = False
-    """Whether layers override `bias`; then the mask is always materialised and key ids are computed. With
-    "flex_attention" among the backends they override `score_mod` too, which also serves "sdpa" on CUDA.
-    """
+    """Whether layers override `bias`; then the mask is always materialised and key ids are computed."""
     shift_invariant: bool = True
     """Whether adding one number to all ids leaves the outputs unchanged."""
     reads_ids: bool = True

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ..settings import Gt, Positive
-from .base import LayerEncoding, PositionalEncoding, ScoreMod, SmallLinear, register_encoding, stored
+from .base import LayerEncoding, PositionalEncoding, SmallLinear, register_encoding
 from .frequencies import position_dtype
 from .options import Options
 from .positions import Positions
@@ -24,21 +24,11 @@ class FIREOptions(Options):
     """Initial L, the position below which distances are normalised by L instead of the query's position."""
 
 
-class Readable(SmallLinear):
-    """A linear layer that also returns what it has learned: outside `forward` it may be on the meta device."""
-
-    def forward(self, x: Tensor | None) -> Tensor:
-        """x: [..., num_inputs] to [..., num_outputs]; None to weights and biases, [num_outputs, num_inputs + 1]."""
-        return torch.cat((self.weight, self.bias[:, None]), dim=1) if x is None else super().forward(x)
-
-
-class HeadsFirst(Readable):
+class HeadsFirst(SmallLinear):
     """A linear layer whose outputs are heads. Keys stay last in memory: `LayerEncoding.bias` says why."""
 
-    def forward(self, x: Tensor | None) -> Tensor:
-        """x: [B, N, K, num_inputs] to [B, num_outputs, N, K]; None as above."""
-        if x is None:
-            return super().forward(None)
+    def forward(self, x: Tensor) -> Tensor:
+        """x: [B, N, K, num_inputs] to [B, num_outputs, N, K]."""
         weight = self.weight.expand(x.shape[0], -1, -1)
         return torch.baddbmm(self.bias[:, None], weight, x.flatten(1, 2).mT).unflatten(-1, x.shape[1:3])
 
@@ -53,7 +43,7 @@ class FIRELayer(LayerEncoding):
         self.options = options
         # inner activations are as many per head
         self.bias_copies = 4 + 3 * options.width / num_heads
-        self.inner = Readable(1, options.width)
+        self.inner = SmallLinear(1, options.width)
         self.outer = HeadsFirst(options.width, num_heads)
         self.c = nn.Parameter(torch.empty(1))
         self.threshold_factor = nn.Parameter(torch.empty(1))
@@ -75,42 +65,11 @@ class FIRELayer(LayerEncoding):
         ids = positions.ids[:, :, None].to(exact)
         distance = (ids - key_ids[:, None, :]).clamp(min=0)
         c = self.c.to(exact)
-        relative = torch.log((c * distance).abs() + 1) / self._normaliser(ids, c)
+        threshold = (self.threshold_factor.to(exact) * self.options.initial_threshold).abs()
+        normaliser = torch.log((c * torch.maximum(ids, threshold)).abs() + 1) + 1e-6
+        relative = torch.log((c * distance).abs() + 1) / normaliser
         hidden = torch.relu(self.inner(relative[..., None].to(self.inner.weight.dtype)))
         return self.outer(hidden)
-
-    def _normaliser(self, ids: Tensor, c: Tensor) -> Tensor:
-        """psi(max(p, L)), kept from 0. ids: of the queries, floats as c."""
-        threshold = (self.threshold_factor.to(ids.dtype) * self.options.initial_threshold).abs()
-        return torch.log((c * torch.maximum(ids, threshold)).abs() + 1) + 1e-6
-
-    def score_mod(self, state: Tensor | None, positions: Positions, key_ids: Tensor) -> ScoreMod:
-        if torch.is_grad_enabled() and any(parameter.requires_grad for parameter in self.parameters()):
-            # it would add the gradient of every score to the same few addresses, one atomic operation after the other
-            raise ValueError(
-                "FlexAttention cannot train encoding 'fire'; use attention 'sdpa', or compute without gradients, under "
-                "torch.no_grad()."
-            )
-        rows, width = key_ids.shape[0], self.options.width
-        ids = positions.ids.expand(rows, -1)
-        wide = torch.promote_types(self.inner.weight.dtype, torch.float32)
-        exact = position_dtype(ids.device)
-        factor = stored(self._normaliser(ids.to(exact), self.c.to(exact)).reciprocal().to(wide))
-        c, inner, outer = (stored(each.to(wide)) for each in (self.c.abs(), self.inner(None), self.outer(None)))
-
-        def add_bias(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            # indices are tensors, as the compiler needs them
-            first, second, last = (torch.full_like(head, column) for column in (0, 1, width))
-            row = batch if rows > 1 else torch.zeros_like(batch)
-            distance = (ids[row, query] - key_ids[row, key]).clamp(min=0).to(wide)
-            relative = torch.log(c[first] * distance + 1) * factor[row, query]
-            bias = outer[head, last]
-            for index in range(width):
-                unit = torch.full_like(head, index)
-                bias = bias + outer[head, unit] * torch.relu(inner[unit, first] * relative + inner[unit, second])
-            return score + bias
-
-        return add_bias
 
 
 @register_encoding("fire")
@@ -120,6 +79,7 @@ class FIRE(PositionalEncoding):
     idea = "a small network of the distance over the query's position"
     options_class = FIREOptions
     options: FIREOptions
+    backends = ("eager", "sdpa")
     adds_bias = True
     needs_causal = True
     shift_invariant = False

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from .base import LayerEncoding, PositionalEncoding, ScoreMod, register_encoding, stored
+from .base import LayerEncoding, PositionalEncoding, ScoreMod, register_encoding
 from .options import Geometry, Options
 from .positions import Positions
 
@@ -55,15 +55,12 @@ class T5Layer(LayerEncoding):
         assert state is not None
         rows = key_ids.shape[0]
         query_ids = positions.ids.expand(rows, -1)
-        max_distance = self.options.max_distance
-        # buckets of `bias` itself: a kernel may round a logarithm into the next bucket
-        distances = torch.arange(max_distance + 1, device=key_ids.device)
-        buckets = stored(bucket(distances, self.options.num_buckets, max_distance))
+        num_buckets, max_distance = self.options.num_buckets, self.options.max_distance
 
         def add_bias(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
             row = batch if rows > 1 else torch.zeros_like(batch)
-            distance = (query_ids[row, query] - key_ids[row, key]).clamp(0, max_distance)
-            return score + state[buckets[distance], head]
+            distance = query_ids[row, query] - key_ids[row, key]
+            return score + state[bucket(distance, num_buckets, max_distance), head]
 
         return add_bias
 

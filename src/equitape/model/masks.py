@@ -29,7 +29,6 @@ from .configuration import EquitapeConfig
 
 BLOCK_MASK_TOKENS = 512
 """Shorter rows are faster with a dense mask."""
-KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MAX_MASK_BYTES = 2**26
 """An encoding that biases scores gets a larger mask as a function, which makes it for some queries."""
 
@@ -199,7 +198,7 @@ def _build_layer_mask(call: Call, own_mask: OwnMask, kind: str, hook: AttentionH
         return hook(lambda also: _build_mask(call, own_mask, window, True, also), config)
     if continues_plainly(call, own_mask, window) and can_continue(call):
         return AttentionMask(continued=True)
-    if encoding.adds_bias and past is None and is_large(call, own_mask) and not prefers_blocks(call):
+    if encoding.adds_bias and past is None and is_large(call, own_mask):
         return AttentionMask(key_ids=positions.ids, rows=_mask_rows(call, window))
     mask = _build_mask(call, own_mask, window, not encoding.adds_bias)
     if not encoding.adds_bias:
@@ -250,7 +249,7 @@ def _build_mask(
     if plain and may_skip and call.uses_sdpa:
         return None
     function = mask_function(positions, x.shape[0], window=windowed, also=also)
-    implementation = "flex_attention" if prefers_blocks(call) else config._attn_implementation
+    implementation = "flex_attention" if may_skip and prefers_blocks(call) else config._attn_implementation
     return materialise(implementation, function, x, x.shape[1], padding, config)
 
 
@@ -285,19 +284,5 @@ def _hidden(call: Call, window: int | None) -> tuple[int | None, Tensor | None]:
 
 
 def prefers_blocks(call: Call) -> bool:
-    """Whether FlexAttention with a block mask is faster than sdpa with a dense one, which triples its time, or with a
-    bias on all scores in memory.
-    """
-    if not (call.uses_sdpa and call.x.is_cuda and call.x.shape[1] >= BLOCK_MASK_TOKENS):
-        return False
-    return not call.encoding.adds_bias or biases_in_kernel(call)
-
-
-def biases_in_kernel(call: Call) -> bool:
-    """Whether FlexAttention's kernel for CUDA can compute the bias. Training through it would be slow: it sums the
-    gradients of a bias with one atomic addition for each score.
-    """
-    if call.training or torch.is_grad_enabled() or "flex_attention" not in call.encoding.backends:
-        return False
-    assert call.config.head_dim is not None
-    return call.x.dtype in KERNEL_DTYPES and 16 <= call.config.head_dim <= 256
+    """Whether FlexAttention with a block mask is faster than sdpa with a dense one, which triples its time."""
+    return call.uses_sdpa and call.x.is_cuda and call.x.shape[1] >= BLOCK_MASK_TOKENS

@@ -92,9 +92,8 @@ def materialise(
 
     x: [B, N, C], the queries' tokens; padding: [B, K] bool, False for padding.
     """
-    if implementation == "flex_attention" and (x.device.type == "cpu" or torch.compiler.is_compiling()):
-        # transformers compiles this, which takes seconds for every new shape on the CPU and is an error where the
-        # whole model is being compiled
+    if implementation == "flex_attention" and x.device.type == "cpu":
+        # transformers compiles this too, which on the CPU takes seconds for every new shape
         masks = [function] if padding is None else [function, padding_mask_function(padding)]
         return create_block_mask(and_masks(*masks), x.shape[0], None, x.shape[1], num_keys, device=x.device)
     return ALL_MASK_ATTENTION_FUNCTIONS[implementation](
