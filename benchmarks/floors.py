@@ -78,10 +78,13 @@ def floor(case: Case, layers: int, inside: bool = False) -> float:
 
 def main() -> None:
     """Print a table. The last block never updates."""
-    print("| case | all blocks | every second | every fifth | all, a quarter inside the value |\n|---|---|---|---|---|")
+    names = ("all blocks", "every second", "first and middle third", "every fifth", "all, a quarter inside the value")
+    print(f"| case | {' | '.join(names)} |\n|---{'|---' * len(names)}|")
     for case in CASES:
         blocks = SHAPES[case.shape].num_layers
-        updating = (blocks - 1, blocks // 2, blocks // 5)
+        # as `layers: first_and_middle` of TAPE has it
+        first_and_middle = 1 + 2 * blocks // 3 - blocks // 3
+        updating = (blocks - 1, blocks // 2, first_and_middle, blocks // 5)
         ratios = [*(floor(case, layers) for layers in updating), floor(case, blocks - 1, inside=True)]
         cells = " | ".join(f"{ratio:.2f}" for ratio in ratios)
         print(f"| {case.kind}, {case.shape}, {case.batch} x {case.length} | {cells} |")
