@@ -14,7 +14,7 @@ PATHS = [
     (case, implementation)
     for case in DETERMINISTIC
     for implementation in ("eager", "sdpa", "flex_attention")
-    if implementation != "flex_attention" or case in ("rope", "alibi", "t5", "tape")
+    if implementation != "flex_attention" or case in ("rope", "alibi", "t5", "fire", "tape")
 ]
 
 

@@ -36,7 +36,7 @@ PATHS = [
     *((case, implementation, sizes) for case in CACHEABLE for implementation in ("eager", "sdpa") for sizes in (
         (1,) * 8, (6, 5, 3), (10, 1, 1, 1, 1))),
     # every length compiles another FlexAttention mask
-    *((case, "flex_attention", (12, 2)) for case in ("rope", "alibi", "t5", "tape")),
+    *((case, "flex_attention", (12, 2)) for case in ("rope", "alibi", "t5", "fire", "tape")),
 ]  # fmt: skip
 
 

@@ -12,9 +12,10 @@ from cases import build, draw_tokens, gap, tiny_config
 from equitape import EquitapeForCausalLM
 from equitape.encodings import Geometry, Positions
 from equitape.encodings.base import ENCODINGS, LayerEncoding
+from equitape.encodings.fire import FIRELayer
 from equitape.encodings.t5 import bucket
 from equitape.model import masks as model_masks
-from equitape.nn import core
+from equitape.nn import backends, core
 
 SIZES = Geometry(hidden_size=32, num_heads=4, num_kv_heads=2, head_dim=8, num_layers=2)
 N = 7
@@ -171,14 +172,83 @@ def test_gradients_agree_between_eager_and_sdpa(case):
         assert gap(grad, found["sdpa"][name]) < 1e-12, name
 
 
-@pytest.mark.parametrize("case", ["t5"])
-def test_score_mod_is_the_twin_of_bias(case):
-    model = build(case)
-    tokens = draw_tokens(2, 10)
+@pytest.mark.parametrize("precision", [torch.float64, torch.float32])
+@pytest.mark.parametrize("key_value_heads", [2, 4])
+@pytest.mark.parametrize("inputs", ["one row", "rows", "jumps", "padding"])
+@pytest.mark.parametrize("case", ["t5", "fire"])
+def test_score_mod_is_the_twin_of_bias(case, inputs, key_value_heads, precision):
+    """Jumps lead past the last bucket of T5 and past the threshold of FIRE."""
+    model = build(case, dtype=precision, num_key_value_heads=key_value_heads)
+    tokens = draw_tokens(1 if inputs == "one row" else 2, 40)
+    given = {}
+    if inputs == "jumps":
+        given["position_ids"] = torch.arange(40) + 9 * (torch.arange(40) > torch.tensor([[7], [19]]))
+    if inputs == "padding":
+        given["attention_mask"] = torch.ones_like(tokens)
+        given["attention_mask"][1, :5] = 0
     with torch.no_grad():
-        expected = model(tokens).logits
+        expected = model(tokens, **given).logits
         model.set_attn_implementation("flex_attention")
-        assert gap(model(tokens).logits, expected) < 1e-10
+        found = model(tokens, **given).logits
+    real = given.get("attention_mask", torch.ones_like(tokens)).bool()
+    limit = 1e-10 if precision == torch.float64 else 1e-5
+    assert gap(found[real], expected[real]) < limit * expected[real].abs().max()
+
+
+def scored(layer, state, ids):
+    """What `score_mod` adds to scores of 0: [1, 4, N, N]."""
+    count = ids.shape[1]
+    add_bias = layer.score_mod(state, Positions(ids=ids), ids)
+    places = torch.meshgrid(torch.arange(1), torch.arange(4), torch.arange(count), torch.arange(count), indexing="ij")
+    return add_bias(torch.zeros(places[0].shape), *places)
+
+
+@pytest.mark.parametrize("width", [1, 2, 5, 31, 32, 33])
+@pytest.mark.parametrize("knots", ["anywhere", "steep", "outside", "equal", "some", "none"])
+def test_fire_is_made_of_straight_lines(knots, width):
+    """Its network bends at -bias / weight of each hidden unit, seen for distances over positions from 0 to 1."""
+    torch.manual_seed(width)
+    ids = torch.arange(60)[None]
+    _, layer, _ = bias_of("fire", {"width": width, "initial_threshold": 8.0}, ids=ids)
+    with torch.no_grad():
+        weight, bias = layer.inner.weight[:, 0], layer.inner.bias
+        if knots == "steep":
+            layer.inner.weight *= 6
+        if knots == "outside":
+            bias.copy_(-weight * torch.tensor([-3.0, 5.0]).repeat(17)[:width])
+        if knots == "equal":
+            bias.copy_(-weight * torch.tensor([0.0, 0.5, 1.0]).repeat(11)[:width])
+        if knots in ("some", "none"):
+            weight[:: 2 if knots == "some" else 1] = 0
+            bias[::4] = 0
+        for dtype, limit in ((torch.float64, 1e-12), (torch.float32, 1e-6)):
+            layer.to(dtype)
+            expected = layer.bias(ids, None, None, Positions(ids=ids), ids, None, 1.0)
+            found = scored(layer, None, ids)
+            assert found.dtype == dtype
+            assert gap(found, expected) < limit * expected.abs().max()
+
+
+def test_the_kernel_of_fire_gets_its_options(monkeypatch):
+    """With torch's own, compiling takes minutes, and the kernel needs more shared memory than a GPU has."""
+    seen, plain = [], backends.flex_attention
+    monkeypatch.setattr(
+        backends, "flex_attention", lambda *given, **more: seen.append(more["kernel_options"]) or plain(*given, **more)
+    )
+    for case in ("t5", "fire"):
+        with torch.no_grad():
+            build(case, attn_implementation="flex_attention", num_hidden_layers=1)(draw_tokens(1, 5))
+    assert seen == [None, FIRELayer.kernel_options]
+
+
+def test_fire_is_not_trained_by_flex_attention():
+    model = build("fire").train()
+    model.set_attn_implementation("flex_attention")
+    tokens = draw_tokens(2, 10)
+    with pytest.raises(ValueError, match="cannot train encoding 'fire'; use attention 'sdpa', or compute without"):
+        model(tokens)
+    model.requires_grad_(False)
+    assert torch.isfinite(model(tokens).logits).all()
 
 
 class LargestTensor(TorchDispatchMode):

@@ -99,7 +99,7 @@ def test_segments():
 
 @pytest.mark.parametrize(
     ("case", "implementation"),
-    [("cope", "flex_attention"), ("fire", "flex_attention"), ("path", "flex_attention"), ("tape", "flash_attention_2")],
+    [("cope", "flex_attention"), ("path", "flex_attention"), ("tape", "flash_attention_2")],
 )
 def test_backend_that_cannot_serve_the_encoding(case, implementation):
     message = (

@@ -109,6 +109,8 @@ class LayerEncoding(HookedModule):
     are rotated back (values.py)."""
     bias_copies: float = 4.0
     """Memory that it takes to make `bias` and to train through it, in times of the bias itself."""
+    kernel_options: ClassVar[dict[str, Any]] = {}
+    """Options of FlexAttention's kernel that computes `score_mod`."""
     scalars: tuple[str, ...] = ()
     """Parameters of shape [1] that files of version 0.1 hold as scalars, which cannot be sharded."""
 
@@ -184,7 +186,9 @@ class PositionalEncoding(HookedModule):
     backends: ClassVar[tuple[str, ...]] = ("eager", "sdpa", "flex_attention")
     """Supported attention implementations."""
     adds_bias: ClassVar[bool] = False
-    """Whether layers override `bias`; then the mask is always materialised and key ids are computed."""
+    """Whether layers override `bias`; then the mask is always materialised and key ids are computed. With
+    "flex_attention" among the backends they override `score_mod` too.
+    """
     shift_invariant: bool = True
     """Whether adding one number to all ids leaves the outputs unchanged."""
     reads_ids: bool = True

@@ -213,9 +213,15 @@ def compiled_flex_attention() -> Any:
 
 
 def flexible_attention(
-    query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, score_mod: ScoreMod | None, scaling: float
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: BlockMask,
+    score_mod: ScoreMod | None,
+    scaling: float,
+    options: dict[str, Any] | None = None,
 ) -> Tensor:
-    """FlexAttention with an encoding's bias, which transformers' wrapper does not accept.
+    """FlexAttention with an encoding's bias, which transformers' wrapper does not accept; options of its kernel.
 
     On the CPU, torch has only its forward, and compiling takes longer than it saves.
     """
@@ -225,5 +231,8 @@ def flexible_attention(
         key, value = key.repeat_interleave(ratio, dim=1), value.repeat_interleave(ratio, dim=1)
     plain = query.device.type == "cpu" or torch.compiler.is_compiling()
     function = flex_attention if plain else compiled_flex_attention()
-    output = function(query, key, value, score_mod=score_mod, block_mask=mask, scale=scaling, enable_gqa=True)
+    output = function(
+        query, key, value,
+        score_mod=score_mod, block_mask=mask, scale=scaling, enable_gqa=True, kernel_options=options or None,
+    )  # fmt: skip
     return output.transpose(1, 2)

@@ -360,10 +360,11 @@ def attend(
     if isinstance(mask, BlockMask):
         if dropout:
             raise ValueError("FlexAttention does not support dropout; set attention_dropout to 0 or use 'sdpa'.")
-        score_mod = None
+        score_mod, options = None, {}
         if attention_mask.key_ids is not None:
             score_mod = module.encoding("score_mod", state, positions, attention_mask.key_ids)
-        return flexible_attention(query, key, value, mask, score_mod, scaling), None
+            options = module.encoding.kernel_options
+        return flexible_attention(query, key, value, mask, score_mod, scaling, options), None
     if attention_mask.key_ids is not None:
         large = bias_bytes(module.encoding, query, key) > MAX_BIAS_BYTES
         if implementation == "sdpa" and query.shape[2] > 1 and large:
