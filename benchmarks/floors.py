@@ -78,7 +78,8 @@ def floor(case: Case, layers: int, inside: bool = False) -> float:
 
 def main() -> None:
     """Print a table. The last block never updates."""
-    names = ("all blocks", "every second", "first and middle third", "every fifth", "all, a quarter inside the value")
+    names = ["all blocks", "every second", "first block and middle third", "every fifth"]
+    names += ["all, a quarter inside the value"]
     print(f"| case | {' | '.join(names)} |\n|---{'|---' * len(names)}|")
     for case in CASES:
         blocks = SHAPES[case.shape].num_layers

@@ -114,8 +114,8 @@ class FIRELayer(LayerEncoding):
         if torch.is_grad_enabled() and any(parameter.requires_grad for parameter in self.parameters()):
             # it would add the gradient of every score to the same few addresses, one atomic operation after the other
             raise ValueError(
-                "FlexAttention cannot train encoding 'fire'; use attention 'sdpa', or compute without gradients, under "
-                "torch.no_grad()."
+                "FlexAttention cannot train encoding 'fire'; use attention 'sdpa' with a dense mask, or compute "
+                "without gradients, under torch.no_grad()."
             )
         rows = key_ids.shape[0]
         ids = positions.ids.expand(rows, -1)

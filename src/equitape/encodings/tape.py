@@ -48,8 +48,8 @@ class TapeOptions(RotaryOptions):
     seed: int = 0
     """Seed of the random Fourier features."""
     layers: str | tuple[int, ...] = "all"
-    """Blocks that update the field: "all", "first_and_middle" (the first and the middle third), "last_half" or a list
-    of indices. The last block never does."""
+    """Blocks that update the field: "all", "first_and_middle" (the first block and the middle third), "last_half" or a
+    list of indices. The last block never does."""
     attention_update: bool = True
     """Step 5."""
     mlp_update: bool = True
