@@ -245,7 +245,9 @@ def test_fire_is_not_trained_by_flex_attention():
     model = build("fire").train()
     model.set_attn_implementation("flex_attention")
     tokens = draw_tokens(2, 10)
-    with pytest.raises(ValueError, match="cannot train encoding 'fire'; use attention 'sdpa' with a dense mask, or compute without"):
+    with pytest.raises(
+        ValueError, match="cannot train encoding 'fire'; use attention 'sdpa' with a dense mask, or compute without"
+    ):
         model(tokens)
     model.requires_grad_(False)
     assert torch.isfinite(model(tokens).logits).all()
