@@ -13,6 +13,7 @@ Where the field has a place inside the value's width, attention adds nothing and
 from typing import Literal, NamedTuple
 
 from equitape.bench.shapes import SHAPES
+from equitape.encodings.tape import updating_blocks
 
 COPY = 4.26e12
 """Bytes per second of a large copy (results/2026-11-16-h200-field-update.json)."""
@@ -83,9 +84,8 @@ def main() -> None:
     print(f"| case | {' | '.join(names)} |\n|---{'|---' * len(names)}|")
     for case in CASES:
         blocks = SHAPES[case.shape].num_layers
-        # as `layers: first_and_middle` of TAPE has it
-        first_and_middle = 1 + 2 * blocks // 3 - blocks // 3
-        updating = (blocks - 1, blocks // 2, first_and_middle, blocks // 5)
+        geometry = SHAPES[case.shape].config("tape", "sdpa", case.length).geometry
+        updating = (blocks - 1, blocks // 2, len(updating_blocks("first_and_middle", geometry)), blocks // 5)
         ratios = [*(floor(case, layers) for layers in updating), floor(case, blocks - 1, inside=True)]
         cells = " | ".join(f"{ratio:.2f}" for ratio in ratios)
         print(f"| {case.kind}, {case.shape}, {case.batch} x {case.length} | {cells} |")

@@ -109,8 +109,8 @@ class LayerEncoding(HookedModule):
     are rotated back (values.py)."""
     bias_copies: float = 4.0
     """Memory that it takes to make `bias` and to train through it, in times of the bias itself."""
-    kernel_options: ClassVar[dict[str, Any]] = {}
-    """Options of FlexAttention's kernel that computes `score_mod`."""
+    kernel_options: ClassVar[dict[str, Any] | None] = None
+    """Options of FlexAttention's kernel that computes `score_mod`; None for torch's own."""
     scalars: tuple[str, ...] = ()
     """Parameters of shape [1] that files of version 0.1 hold as scalars, which cannot be sharded."""
 

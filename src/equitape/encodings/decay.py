@@ -217,14 +217,12 @@ class Decay(nn.Module):
         with without_autocast(hidden.device):
             read = nn.functional.linear(hidden.to(self._wide(hidden)), self.weight.to(self._wide(hidden)))
             increments = nn.functional.softplus(read + self.bias.to(read))
-        if self.decaying < self.heads:
-            increments = increments * (torch.arange(self.heads, device=hidden.device) < self.decaying)
         before = None if previous is None else join_parts(previous[..., :PARTS])
-        if before is not None and self.decaying < self.heads:
-            # heads without columns have other numbers there
-            decays = torch.arange(self.heads, device=hidden.device) < self.decaying
-            before = torch.where(decays.view(1, -1, *(1,) * (before.dim() - 2)), before, 0.0)
-        return running_sum(increments.transpose(1, 2), positions, before)
+        total = running_sum(increments.transpose(1, 2), positions, before)
+        if self.decaying == self.heads:
+            return total
+        # at the end: cached heads without columns have other numbers in their place
+        return torch.where(torch.arange(self.heads, device=hidden.device)[:, None] < self.decaying, total, 0.0)
 
     @staticmethod
     def _wide(x: Tensor) -> torch.dtype:

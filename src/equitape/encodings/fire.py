@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
@@ -69,7 +69,7 @@ class FIRELayer(LayerEncoding):
 
     # the code is repeated for every score of a thread, so larger tiles take longer to compile and run out of registers;
     # pipelining would keep what is looked up for several tiles of scores in shared memory, more than a GPU has
-    kernel_options: ClassVar[dict[str, Any]] = {
+    kernel_options = {
         "BLOCK_M": 64, "BLOCK_N": 32, "num_warps": 4, "num_stages": 1, "FORCE_USE_FLEX_ATTENTION": True
     }  # fmt: skip
     scalars = ("c", "threshold_factor")

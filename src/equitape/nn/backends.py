@@ -233,6 +233,6 @@ def flexible_attention(
     function = flex_attention if plain else compiled_flex_attention()
     output = function(
         query, key, value,
-        score_mod=score_mod, block_mask=mask, scale=scaling, enable_gqa=True, kernel_options=options or None,
+        score_mod=score_mod, block_mask=mask, scale=scaling, enable_gqa=True, kernel_options=options,
     )  # fmt: skip
     return output.transpose(1, 2)

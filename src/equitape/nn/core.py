@@ -360,7 +360,7 @@ def attend(
     if isinstance(mask, BlockMask):
         if dropout:
             raise ValueError("FlexAttention does not support dropout; set attention_dropout to 0 or use 'sdpa'.")
-        score_mod, options = None, {}
+        score_mod = options = None
         if attention_mask.key_ids is not None:
             score_mod = module.encoding("score_mod", state, positions, attention_mask.key_ids)
             options = module.encoding.kernel_options
